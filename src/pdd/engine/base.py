@@ -1,0 +1,49 @@
+"""What the router needs of an engine, whichever it is: token IDs in, spans of token IDs out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdd.core.ids import WorkerId
+from pdd.core.request import Generation, TokenSpan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What a ready engine says about itself. ``instance`` differs after each restart of its process."""
+
+    model: str
+    max_model_tokens: int
+    block_tokens: int
+    instance: str
+
+
+class EngineClient(Protocol):
+    """One engine, as seen by the router. Implementations: ``engine.http`` (ours and vLLM's), ``engine.scripted``."""
+
+    @property
+    def worker(self) -> WorkerId: ...
+
+    def generate(self, generation: Generation) -> AsyncGenerator[TokenSpan]:
+        """Streams the tokens after ``generation.known_tokens``.
+
+        Spans are contiguous from ``generation.first_position``; exactly the last one has a ``finish_reason``. An *extend*
+        is a generation with ``max_tokens=1`` whose token the caller drops: it leaves the known tokens' KV cached.
+        Closing the generator (``aclose``) aborts at the engine.
+
+        Raises:
+            InvalidRequest: the engine refuses the request as it is.
+            Unavailable: the engine is not up, or has no room.
+            WorkerFailed: it died, hung up or broke this contract after it began.
+        """
+        ...
+
+    async def info(self) -> EngineInfo:
+        """Asks the engine for its description; also the health check.
+
+        Raises:
+            Unavailable: the engine is not up.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""A small, exact torch engine for CPUs."""

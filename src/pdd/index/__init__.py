@@ -1,0 +1,1 @@
+"""Which blocks a KV node holds; moves no bytes. Pure."""

@@ -1,0 +1,1 @@
+"""Choices: route, hand-off, batching, and the costs behind them. Pure."""

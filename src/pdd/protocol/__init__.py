@@ -1,0 +1,1 @@
+"""Sans-IO state machines: events in, commands out. Pure."""

@@ -1,0 +1,1 @@
+"""The front door: OpenAI-compatible API and the driver of relayed requests."""

@@ -1,0 +1,1 @@
+"""The same driver and policies on a virtual clock."""

@@ -1,0 +1,1 @@
+"""One event schema and one set of metrics, live and simulated."""

@@ -1,0 +1,1 @@
+"""Bytes between processes: connections, and a WAN on one machine."""
