@@ -97,6 +97,10 @@ class BlockIndex:
     def is_writing(self, block: BlockHash) -> bool:
         return block in self._writing
 
+    def has_room_for_arrival(self, block: BlockHash) -> bool:
+        """Whether ``begin_arrival`` would find a slot for it."""
+        return block in self._wanted or self._room - self._num_promised - self._num_unnamed >= 1
+
     def slot_of(self, block: BlockHash) -> int:
         """The slot of a held block."""
         return self._held[block]

@@ -1,0 +1,52 @@
+"""How fast a peer acknowledges, measured over the last seconds in which there was something to acknowledge."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pdd.core.units import Bytes, BytesPerSecond, Seconds
+
+
+class RateMeter:
+    """A sliding window over *busy* time: idle time neither ages samples nor lowers the rate.
+
+    Times are the caller's monotonic clock. Never waits, never measures by itself.
+    """
+
+    def __init__(self, window: Seconds) -> None:
+        self._window = window
+        self._busy_time = 0.0
+        self._busy_since: float | None = None
+        self._samples: deque[tuple[float, int]] = deque()
+        self._num_bytes = 0
+
+    def busy(self, now: Seconds) -> None:
+        """From now on something is unacknowledged. Idempotent."""
+        if self._busy_since is None:
+            self._busy_since = now
+
+    def idle(self, now: Seconds) -> None:
+        """From now on nothing is. Idempotent."""
+        self._busy_time = self._busy_at(now)
+        self._busy_since = None
+
+    def acknowledged(self, now: Seconds, num_bytes: Bytes) -> None:
+        """The peer has confirmed ``num_bytes``."""
+        self._samples.append((self._busy_at(now), num_bytes))
+        self._num_bytes += num_bytes
+
+    def rate(self, now: Seconds) -> BytesPerSecond | None:
+        """None before anything was acknowledged."""
+        if not self._samples:
+            return None
+        busy_time = self._busy_at(now)
+        self._expire(busy_time)
+        span = min(busy_time, self._window)
+        return BytesPerSecond(self._num_bytes / span) if span > 0 else None
+
+    def _expire(self, busy_time: float) -> None:
+        while len(self._samples) > 1 and self._samples[0][0] < busy_time - self._window:
+            self._num_bytes -= self._samples.popleft()[1]
+
+    def _busy_at(self, now: Seconds) -> float:
+        return self._busy_time + (now - self._busy_since if self._busy_since is not None else 0.0)

@@ -1,0 +1,512 @@
+"""The source's side of replication to one target: which block goes next, and what each order still waits for.
+
+A block that some order wants passes through these states, and is forgotten as soon as the target has it::
+
+    UNOFFERED ──offer──► OFFERED ──lacked──► LACKED ──next_block──► IN_FLIGHT ──stored──► gone
+        ▲                   │ elsewhere         ▲ rejected ◄────────────┤
+        │                   ▼                   │                       │
+        │               ELSEWHERE ────want──────┘ ◄──────deferred───────┘
+        └──── every state, when the connection is lost
+
+However many orders want a block, it is offered and sent once. Orders take turns, block by block; within an order blocks
+go in order. At most ``window_bytes`` are unacknowledged (one block always may be). Sans-IO: callers report what
+happened, then carry out ``take_commands()`` and, while the line takes more, ``next_block()``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import heappop, heappush
+from typing import NewType, assert_never
+
+from pdd.core.blocks import BlockHash
+from pdd.core.errors import LocalProtocolError, RemoteProtocolError
+from pdd.core.ids import NodeInstance
+from pdd.core.units import Bytes
+from pdd.protocol.peer import (
+    Deferred,
+    Elsewhere,
+    FromSource,
+    FromTarget,
+    Have,
+    Offer,
+    OfferAnswer,
+    Pong,
+    Rejected,
+    Stored,
+    Want,
+    Withdraw,
+)
+
+OrderKey = NewType("OrderKey", str)
+"""An order, unique in this node: its router's connection and its id there."""
+
+MAX_OFFER_HASHES = 4096
+MAX_REJECTIONS = 3
+"""A line that damages one block this often is broken, not unlucky."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send this message to the target."""
+
+    message: FromSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """The target wants this held block: keep it from being evicted, if that is possible."""
+
+    hash: BlockHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpin:
+    """The block need not be kept any more. May come without a ``Pin``."""
+
+    hash: BlockHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderChanged:
+    """The order's ``standing`` changed."""
+
+    order: OrderKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderEnded:
+    """The order is gone; ``failure`` says why, None means that every block is at the target."""
+
+    order: OrderKey
+    standing: Standing
+    failure: str | None
+
+
+Command = Send | Pin | Unpin | OrderChanged | OrderEnded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where an order stands. ``num_missing`` is None until the target has answered for every block."""
+
+    num_missing: int | None
+    num_acknowledged: int
+    sent_bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockToSend:
+    """The next block for the line, and the order whose turn it was."""
+
+    hash: BlockHash
+    order: OrderKey
+
+
+class _State(Enum):
+    UNOFFERED = "unoffered"
+    OFFERED = "offered"
+    LACKED = "lacked"
+    ELSEWHERE = "elsewhere"
+    IN_FLIGHT = "in flight"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Block:
+    present: bool
+    state: _State = _State.UNOFFERED
+    orders: dict[OrderKey, int] = field(default_factory=dict[OrderKey, int])
+    offer: int = 0
+    offered_present: bool = False
+    num_rejections: int = 0
+    is_refused: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Order:
+    hashes: tuple[BlockHash, ...]
+    pending: set[BlockHash]
+    unanswered: set[BlockHash]
+    missing: set[BlockHash] = field(default_factory=set[BlockHash])
+    sendable: list[tuple[int, BlockHash]] = field(default_factory=list[tuple[int, BlockHash]])
+    """A heap that may name blocks that have gone since: ``next_block`` looks twice."""
+    sent_bytes: int = 0
+
+    def standing(self) -> Standing:
+        return Standing(
+            num_missing=None if self.unanswered else len(self.missing),
+            num_acknowledged=len(self.missing) - len(self.missing & self.pending),
+            sent_bytes=Bytes(self.sent_bytes),
+        )
+
+
+class SourceTransfer:
+    """All orders of one node to one target. ``holds`` asks the local index."""
+
+    def __init__(self, *, block_bytes: Bytes, window_bytes: Bytes, holds: Callable[[BlockHash], bool]) -> None:
+        self._block_bytes = block_bytes
+        self._window_bytes = window_bytes
+        self._holds = holds
+        self._blocks: dict[BlockHash, _Block] = {}
+        self._orders: dict[OrderKey, _Order] = {}
+        self._turns: deque[OrderKey] = deque()
+        self._offers: dict[int, tuple[BlockHash, ...]] = {}
+        self._num_offers = 0
+        self._in_flight: set[BlockHash] = set()
+        self._held_back: dict[BlockHash, None] = {}
+        self._num_to_send = 0
+        self._instance: NodeInstance | None = None
+        self._is_connected = False
+        self._commands: list[Command] = []
+
+    # --- questions
+
+    @property
+    def num_orders(self) -> int:
+        return len(self._orders)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Block frames sent and not answered."""
+        return len(self._in_flight)
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether the target owes an answer."""
+        return bool(self._in_flight or self._offers)
+
+    @property
+    def backlog(self) -> Bytes:
+        """Payload that this source still has to send, or have acknowledged, as far as the target's answers say."""
+        return Bytes(self._num_to_send * self._block_bytes)
+
+    def standing(self, order: OrderKey) -> Standing:
+        return self._orders[order].standing()
+
+    def take_commands(self) -> list[Command]:
+        """What is to be done now, in this order. Each command is returned once."""
+        commands, self._commands = self._commands, []
+        return commands
+
+    # --- orders
+
+    def place(self, key: OrderKey, hashes: Iterable[BlockHash]) -> None:
+        """Begins a standing order. Raises LocalProtocolError: there is one of this key."""
+        if key in self._orders:
+            raise LocalProtocolError(f"order {key} stands already")
+        order = _Order(hashes=tuple(dict.fromkeys(hashes)), pending=set(), unanswered=set())
+        self._orders[key] = order
+        self._turns.append(key)
+        self._want_all(key, order)
+        if self._is_connected:
+            self._offer(block for block in order.hashes if self._blocks[block].state is _State.UNOFFERED)
+        self._commands.append(OrderChanged(order=key))
+        self._end_if_complete(key, order)
+
+    def _want_all(self, key: OrderKey, order: _Order) -> None:
+        for index, block in enumerate(order.hashes):
+            record = self._blocks.get(block)
+            if record is None:
+                record = self._blocks[block] = _Block(present=self._holds(block))
+            record.orders[key] = index
+            order.pending.add(block)
+            if record.state in (_State.UNOFFERED, _State.OFFERED):
+                order.unanswered.add(block)
+            else:
+                order.missing.add(block)
+            if record.state is _State.LACKED and record.present:
+                heappush(order.sendable, (index, block))
+
+    def cancel(self, key: OrderKey) -> None:
+        """Ends an order; blocks that only it wanted are withdrawn. Unknown ones are ignored."""
+        order = self._orders.pop(key, None)
+        if order is not None:
+            self._turns.remove(key)
+            self._abandon(key, order)
+
+    def fail(self, key: OrderKey, reason: str) -> None:
+        """Ends an order with a reason."""
+        standing = self.standing(key)
+        self.cancel(key)
+        self._commands.append(OrderEnded(order=key, standing=standing, failure=reason))
+
+    def fail_all(self, reason: str) -> None:
+        """Ends every order: the target is gone, or of another kind."""
+        for key in tuple(self._orders):
+            self.fail(key, reason)
+
+    def _abandon(self, key: OrderKey, order: _Order) -> None:
+        withdrawn: list[BlockHash] = []
+        for block in order.hashes:
+            record = self._blocks.get(block)
+            if record is None or record.orders.pop(key, None) is None or record.orders:
+                continue
+            if record.state not in (_State.UNOFFERED, _State.IN_FLIGHT):
+                withdrawn.append(block)
+            self._forget(block, record)
+        for start in range(0, len(withdrawn), MAX_OFFER_HASHES):
+            self._commands.append(Send(message=Withdraw(hashes=tuple(withdrawn[start : start + MAX_OFFER_HASHES]))))
+
+    def _forget(self, block: BlockHash, record: _Block) -> None:
+        self._set_state(record, _State.UNOFFERED)
+        del self._blocks[block]
+        self._held_back.pop(block, None)
+        self._commands.append(Unpin(hash=block))
+
+    def _end_if_complete(self, key: OrderKey, order: _Order) -> None:
+        if order.pending:
+            return
+        del self._orders[key]
+        self._turns.remove(key)
+        self._commands.append(OrderEnded(order=key, standing=order.standing(), failure=None))
+
+    # --- the connection
+
+    def connected(self, instance: NodeInstance) -> None:
+        """A fresh connection: all that is not known to be at this very instance is offered."""
+        self._is_connected = True
+        if self._instance is not None and self._instance != instance:
+            self._start_over()
+        self._instance = instance
+        self._offer(block for block, record in self._blocks.items() if record.state is _State.UNOFFERED)
+
+    def _start_over(self) -> None:
+        """The target restarted and has forgotten even what it acknowledged."""
+        for key, order in self._orders.items():
+            for block in order.hashes:
+                if block not in self._blocks:
+                    self._blocks[block] = _Block(present=self._holds(block))
+            order.pending, order.unanswered = set(order.hashes), set(order.hashes)
+            order.missing.clear()
+            for index, block in enumerate(order.hashes):
+                self._blocks[block].orders[key] = index
+            self._commands.append(OrderChanged(order=key))
+
+    def disconnected(self) -> None:
+        """The connection is lost, with whatever was under way on it."""
+        self._is_connected = False
+        self._offers.clear()
+        self._in_flight.clear()
+        self._held_back.clear()
+        for record in self._blocks.values():
+            self._set_state(record, _State.UNOFFERED)
+        for order in self._orders.values():
+            order.sendable.clear()
+        self._commands = [command for command in self._commands if not isinstance(command, Send)]
+
+    def _offer(self, blocks: Iterable[BlockHash]) -> None:
+        chosen = tuple(blocks)
+        for start in range(0, len(chosen), MAX_OFFER_HASHES):
+            self._offer_some(chosen[start : start + MAX_OFFER_HASHES])
+
+    def _offer_some(self, blocks: tuple[BlockHash, ...]) -> None:
+        self._num_offers += 1
+        self._offers[self._num_offers] = blocks
+        for block in blocks:
+            record = self._blocks[block]
+            self._set_state(record, _State.OFFERED)
+            record.offer, record.offered_present = self._num_offers, record.present
+        present = tuple(self._blocks[block].present for block in blocks)
+        self._commands.append(Send(message=Offer(offer=self._num_offers, hashes=blocks, present=present)))
+
+    # --- the local index
+
+    def block_held(self, block: BlockHash) -> None:
+        """The block has appeared here."""
+        record = self._blocks.get(block)
+        if record is None or record.present:
+            return
+        record.present, record.is_refused = True, False
+        if record.state is _State.LACKED:
+            self._make_sendable(block, record)
+        elif record.state is _State.ELSEWHERE:
+            # Whoever was to send it may be waiting for it too: say that it can be had here.
+            self._offer((block,))
+
+    def block_gone(self, block: BlockHash) -> None:
+        """The block was evicted here before it was sent; if it appears again it is sent then."""
+        record = self._blocks.get(block)
+        if record is not None:
+            record.present = False
+
+    def block_refused(self, block: BlockHash) -> None:
+        """There was no room here to write the block, so it will hardly appear: orders fail if the target lacks it."""
+        record = self._blocks.get(block)
+        if record is None or record.present:
+            return
+        record.is_refused = True
+        if record.state is _State.LACKED:
+            self._fail_refused(record)
+
+    def _fail_refused(self, record: _Block) -> None:
+        for key in tuple(record.orders):
+            self.fail(key, "the source's arena is full: a block of this order found no room in it")
+
+    def _make_sendable(self, block: BlockHash, record: _Block) -> None:
+        self._commands.append(Pin(hash=block))
+        for key, index in record.orders.items():
+            heappush(self._orders[key].sendable, (index, block))
+
+    # --- sending
+
+    def next_block(self) -> BlockToSend | None:
+        """The block to send now, or None if there is none or the window is full. Counts as sent from here on."""
+        window_used = len(self._in_flight) * self._block_bytes
+        if self._in_flight and window_used + self._block_bytes > self._window_bytes:
+            return None
+        for _ in range(len(self._turns)):
+            key = self._turns[0]
+            self._turns.rotate(-1)
+            block = self._pop_sendable(self._orders[key])
+            if block is not None:
+                return self._launch(key, block)
+        return None
+
+    def _pop_sendable(self, order: _Order) -> BlockHash | None:
+        while order.sendable:
+            _, block = heappop(order.sendable)
+            record = self._blocks.get(block)
+            if record is not None and record.state is _State.LACKED and record.present:
+                return block
+        return None
+
+    def _launch(self, key: OrderKey, block: BlockHash) -> BlockToSend:
+        self._set_state(self._blocks[block], _State.IN_FLIGHT)
+        self._in_flight.add(block)
+        self._orders[key].sent_bytes += self._block_bytes
+        return BlockToSend(hash=block, order=key)
+
+    def put_back(self, sent: BlockToSend) -> None:
+        """The block that ``next_block`` just named can't be leased now: it waits for ``retry_held_back``."""
+        self._in_flight.discard(sent.hash)
+        self._set_state(self._blocks[sent.hash], _State.LACKED)
+        self._orders[sent.order].sent_bytes -= self._block_bytes
+        self._held_back[sent.hash] = None
+
+    def retry_held_back(self) -> None:
+        """There may be room for leases again."""
+        held_back, self._held_back = self._held_back, {}
+        for block in held_back:
+            self._enqueue_if_lacked(block)
+
+    def _enqueue_if_lacked(self, block: BlockHash) -> None:
+        record = self._blocks.get(block)
+        if record is not None and record.state is _State.LACKED and record.present:
+            self._make_sendable(block, record)
+
+    # --- what the target says
+
+    def received(self, message: FromTarget) -> None:
+        """Raises RemoteProtocolError: an answer to nothing we asked or sent."""
+        match message:
+            case OfferAnswer():
+                self._answered(message)
+            case Stored():
+                self._landed(BlockHash(message.hash))
+                self._at_target(BlockHash(message.hash))
+            case Rejected():
+                self._landed(BlockHash(message.hash))
+                self._rejected(BlockHash(message.hash))
+            case Deferred():
+                self._landed(BlockHash(message.hash))
+                self._move(BlockHash(message.hash), {_State.IN_FLIGHT}, _State.ELSEWHERE)
+            case Have():
+                for block in message.hashes:
+                    self._at_target(BlockHash(block))
+            case Want():
+                for block in message.hashes:
+                    self._wanted(BlockHash(block))
+            case Elsewhere():
+                for block in message.hashes:
+                    self._move(BlockHash(block), {_State.LACKED}, _State.ELSEWHERE)
+            case Pong():
+                pass
+            case _:
+                assert_never(message)
+
+    def _answered(self, answer: OfferAnswer) -> None:
+        blocks = self._offers.pop(answer.offer, None)
+        if blocks is None:
+            raise RemoteProtocolError(f"the target answers offer {answer.offer}, which is not open")
+        lacked, elsewhere = set(answer.lacked), set(answer.elsewhere)
+        if lacked & elsewhere or not lacked | elsewhere <= set(range(len(blocks))):
+            raise RemoteProtocolError(f"the answer to offer {answer.offer} does not fit it")
+        for index, block in enumerate(blocks):
+            record = self._blocks.get(block)
+            if record is None or record.state is not _State.OFFERED or record.offer != answer.offer:
+                continue
+            if index in lacked:
+                self._lacked(block, record)
+            elif index in elsewhere:
+                self._elsewhere(block, record)
+            else:
+                self._at_target(block)
+
+    def _lacked(self, block: BlockHash, record: _Block) -> None:
+        self._set_state(record, _State.LACKED)
+        self._count_missing(block, record)
+        if record.present:
+            self._make_sendable(block, record)
+        elif record.is_refused:
+            self._fail_refused(record)
+
+    def _elsewhere(self, block: BlockHash, record: _Block) -> None:
+        self._set_state(record, _State.ELSEWHERE)
+        self._count_missing(block, record)
+        if record.present and not record.offered_present:
+            self._offer((block,))
+
+    def _count_missing(self, block: BlockHash, record: _Block) -> None:
+        for key in record.orders:
+            order = self._orders[key]
+            order.unanswered.discard(block)
+            order.missing.add(block)
+            self._commands.append(OrderChanged(order=key))
+
+    def _wanted(self, block: BlockHash) -> None:
+        record = self._blocks.get(block)
+        if record is not None and record.state in (_State.ELSEWHERE, _State.OFFERED):
+            self._lacked(block, record)
+
+    def _move(self, block: BlockHash, before: set[_State], after: _State) -> None:
+        record = self._blocks.get(block)
+        if record is not None and record.state in before:
+            self._set_state(record, after)
+
+    def _landed(self, block: BlockHash) -> None:
+        if block not in self._in_flight:
+            raise RemoteProtocolError(f"the target confirms block {block.hex()[:12]}, which is not in flight")
+        self._in_flight.discard(block)
+
+    def _rejected(self, block: BlockHash) -> None:
+        record = self._blocks.get(block)
+        if record is None or record.state is not _State.IN_FLIGHT:
+            return
+        self._set_state(record, _State.LACKED)
+        record.num_rejections += 1
+        if record.num_rejections < MAX_REJECTIONS:
+            self._enqueue_if_lacked(block)
+            return
+        for key in tuple(record.orders):
+            self.fail(key, f"a block arrived damaged {MAX_REJECTIONS} times at the target")
+
+    def _at_target(self, block: BlockHash) -> None:
+        record = self._blocks.get(block)
+        if record is None:
+            return
+        keys = tuple(record.orders)
+        self._forget(block, record)
+        for key in keys:
+            order = self._orders[key]
+            order.pending.discard(block)
+            order.unanswered.discard(block)
+            self._commands.append(OrderChanged(order=key))
+            self._end_if_complete(key, order)
+
+    def _set_state(self, record: _Block, state: _State) -> None:
+        to_send = (_State.LACKED, _State.IN_FLIGHT)
+        self._num_to_send += (state in to_send) - (record.state in to_send)
+        record.state = state
