@@ -61,6 +61,10 @@ class TokensDecoded:
     tokens: tuple[TokenId, ...]
     finish_reason: FinishReason | None = None
 
+    @property
+    def end_position(self) -> int:
+        return self.first_position + len(self.tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extended:
@@ -430,16 +434,16 @@ class Relay:
             commands.append(self._emit(decoder, fresh))
             if decoder.role is Role.MAIN_DECODE:
                 commands += self._release_relay()
-        if self._emitted and self._emitted[-1] in self._plan.stop_token_ids:
+        if fresh and fresh[-1] in self._plan.stop_token_ids:
             return commands + self._end_decoder(event, FinishReason.STOP)
-        if event.finish_reason is FinishReason.STOP:
+        if event.finish_reason is FinishReason.STOP and event.end_position == self.num_emitted:
             return commands + self._end_decoder(event, FinishReason.STOP)
         if self.num_emitted == self._plan.max_tokens:
             return commands + self._end_decoder(event, FinishReason.LENGTH)
         if self.num_emitted == decoder.end:
             return commands + self._end_decoder(event, None)
-        if event.finish_reason is FinishReason.LENGTH:
-            return commands + self._lose_decoder(decoder)  # it stopped short of what it was asked for
+        if event.finish_reason is not None:
+            return commands + self._lose_decoder(decoder)  # it ended short of what it was asked for, or of what is out
         return commands + self._advance()
 
     def _fresh_tokens(self, event: TokensDecoded, decoder: _Decoder) -> tuple[TokenId, ...] | None:
@@ -480,14 +484,9 @@ class Relay:
             return []
         self._extend = None
         self._num_extended = extend.num_known
-        self._mark_main_ready()
+        # Main decode now holds the prompt too, whatever became of the transfer.
+        self._transfers[Role.MAIN_DECODE].progress = _Progress.READY
         return self._advance()
-
-    def _mark_main_ready(self) -> None:
-        """After an extend main decode holds the prompt too, whatever became of the transfer."""
-        main = self._transfers.get(Role.MAIN_DECODE)
-        if main is not None:
-            main.progress = _Progress.READY
 
     def _on_transfer(self, attempt: int, progress: _Progress) -> list[Command]:
         for transfer in self._transfers.values():
@@ -528,7 +527,7 @@ class Relay:
         if route is Route.RELAY and Role.RELAY_DECODE not in self._transfers:
             commands.append(self._replicate(Role.RELAY_DECODE))
         commands += self._advance()
-        if route is Route.DIRECT and self._plan.may_reroute and self._waits_for_main():
+        if self._may_reroute():
             commands.append(SetTimer(timer=Timer.REROUTE, delay=self._plan.reroute_interval))
         return commands
 
@@ -552,9 +551,7 @@ class Relay:
     def _on_timer(self, timer: Timer) -> list[Command]:
         match timer:
             case Timer.REROUTE:
-                if self._route is Route.DIRECT and self._plan.may_reroute and self._waits_for_main():
-                    return self._ask_route()
-                return []
+                return self._ask_route() if self._may_reroute() else []
             case Timer.RECOVER:
                 if self._recovery is None or not self._recovery.waiting:
                     return []
@@ -571,7 +568,7 @@ class Relay:
         if not self._emitted or self._route_asked or self._handoff_asked:
             return []
         if self._route is None:
-            return [] if self._decoder is not None else self._ask_route()
+            return self._ask_route()
         if self._decoder is not None:
             return self._consider_handoff(self._decoder)
         if self._main_lost and self._recovery is None:
@@ -600,7 +597,10 @@ class Relay:
         relay = self._transfers.get(Role.RELAY_DECODE)
         return relay is not None and relay.settled and (cap is None or self._num_eager < cap)
 
-    def _waits_for_main(self) -> bool:
+    def _may_reroute(self) -> bool:
+        """The client still waits for main decode's KV on route P-MD, and nobody is being asked already."""
+        if self._route is not Route.DIRECT or not self._plan.may_reroute or self._route_asked:
+            return False
         return self._decoder is None and self._recovery is None and not self._main_may_start()
 
     def _take_over(self) -> list[Command]:
@@ -612,11 +612,11 @@ class Relay:
             return []
         if self._decode_attempts >= self._plan.max_decode_attempts:
             return self._fail("too many decoders were lost")
-        if self._main_may_start() and Role.MAIN_DECODE not in recovery.tried:
+        if self._main_may_start():
             return self._take_over()
         for role in RECOVERY_LADDER:
             if role not in recovery.tried:
-                return [*(self._stop_extend() if role is Role.MAIN_DECODE else []), self._start_decode(role)]
+                return [self._start_decode(role)]
         if recovery.rounds >= self._plan.max_recovery_rounds:
             return self._fail("no worker is left that could go on")
         recovery.rounds += 1
@@ -644,9 +644,11 @@ class Relay:
         return [*orders, StartDecode(attempt=self._decoder.attempt, role=Role.PREFILL, num_known=0, max_tokens=1)]
 
     def _restart_prefill(self) -> list[Command]:
+        """The next prefill has a node of its own to send from; even what is ready must be released, or it is held twice."""
         if self._prefill_attempts >= self._plan.max_prefill_attempts:
             return self._fail("prefill was lost too often")
-        return [*self._cancel_transfers(self._transfers), *self._start_prefill()]
+        releases = [CancelReplication(attempt=transfer.attempt) for transfer in self._transfers.values()]
+        return [*releases, *self._start_prefill()]
 
     def _replicate(self, target: Role) -> Replicate:
         transfer = _Transfer(self._next_attempt())
