@@ -1,0 +1,160 @@
+"""A loop whose time jumps, a node of plain memory, and short ways to build requests."""
+
+import asyncio
+import selectors
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pdd.core.blocks import BlockHash
+from pdd.core.errors import NodeFailed
+from pdd.core.ids import RequestId, Salt, WorkerId
+from pdd.core.kv_format import DType, KvFormat, uniform_attention_format
+from pdd.core.request import GREEDY, Generation, Sampling, TokenSpan
+from pdd.engine.scripted import Script, ScriptedEngine
+
+FORMAT: KvFormat = uniform_attention_format(
+    model="script", num_layers=2, num_kv_heads=1, head_dim=5, dtype=DType.FLOAT16, block_tokens=4
+)
+SEEDED = Sampling(temperature=0.8, top_k=40, top_p=0.9, seed=7)
+PROMPT = tuple(range(100, 121))
+
+
+class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("deadlock: nothing is due and nothing is ready")
+        ready = super().select(0)
+        if not ready:
+            self.now += max(timeout, 0.0)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+def run_virtually(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(coroutine)
+
+
+def generation(
+    known: Sequence[int] = PROMPT,
+    *,
+    max_tokens: int = 10,
+    num_prompt_tokens: int | None = None,
+    stop: Sequence[int] = (),
+    sampling: Sampling = GREEDY,
+    salt: str = "",
+    request_id: str = "r",
+    attempt: int = 0,
+) -> Generation:
+    return Generation(
+        request_id=RequestId(request_id),
+        attempt=attempt,
+        known_tokens=tuple(known),
+        num_prompt_tokens=len(known) if num_prompt_tokens is None else num_prompt_tokens,
+        max_tokens=max_tokens,
+        stop_token_ids=frozenset(stop),
+        sampling=sampling,
+        salt=Salt(salt),
+    )
+
+
+def continuation(whole: Generation, emitted: Sequence[int]) -> Generation:
+    return replace(
+        whole, known_tokens=(*whole.known_tokens, *emitted), max_tokens=whole.max_tokens - len(emitted), attempt=1
+    )
+
+
+def engine(script: Script | None = None, **settings: Any) -> ScriptedEngine:
+    return ScriptedEngine(WorkerId("p1"), kv_format=FORMAT, script=script, **settings)
+
+
+async def collect(client: Any, asked: Generation) -> list[TokenSpan]:
+    return [span async for span in client.generate(asked)]
+
+
+def tokens_of(spans: Sequence[TokenSpan]) -> tuple[int, ...]:
+    return tuple(token for span in spans for token in span.tokens)
+
+
+@dataclass(frozen=True)
+class MemoryLease:
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MemorySlot:
+    hash: BlockHash
+    slot: int
+
+
+@dataclass
+class MemoryNode:
+    """Blocks survive connections; ``up`` False makes every call fail."""
+
+    up: bool = True
+    contents: list[bytearray] = field(default_factory=list)
+    committed: dict[BlockHash, int] = field(default_factory=dict)
+    num_leases: int = 0
+    num_connects: int = 0
+
+    def connect(self) -> "MemoryStore":
+        self.num_connects += 1
+        store = MemoryStore(self)
+        store.check()
+        return store
+
+
+class MemoryStore:
+    def __init__(self, node: MemoryNode) -> None:
+        self.node = node
+
+    def check(self) -> None:
+        if not self.node.up:
+            raise NodeFailed("the node is gone")
+
+    def lease(self, hashes: Sequence[BlockHash]) -> MemoryLease:
+        self.check()
+        slots: list[int] = []
+        for block in hashes:
+            if block not in self.node.committed:
+                break
+            slots.append(self.node.committed[block])
+        self.node.num_leases += 1
+        return MemoryLease(tuple(slots))
+
+    def release(self, lease: MemoryLease) -> None:
+        self.check()
+        self.node.num_leases -= 1
+
+    def begin_write(self, hashes: Sequence[BlockHash]) -> tuple[MemorySlot, ...]:
+        self.check()
+        slots: list[MemorySlot] = []
+        for block in hashes:
+            if block not in self.node.committed:
+                slots.append(MemorySlot(block, len(self.node.contents)))
+                self.node.contents.append(bytearray(FORMAT.block_bytes))
+        return tuple(slots)
+
+    def commit(self, slots: Sequence[MemorySlot]) -> None:
+        self.check()
+        self.node.committed.update({slot.hash: slot.slot for slot in slots})
+
+    def abort(self, slots: Sequence[MemorySlot]) -> None:
+        self.check()
+
+    def view(self, slot: int) -> memoryview:
+        return memoryview(self.node.contents[slot])
+
+    def close(self) -> None:
+        pass
