@@ -504,6 +504,7 @@ class Relay:
         if decoder is None or attempt != decoder.attempt:
             return []
         if self._route is None and unavailable:
+            self._decoder = None
             return self._fail("no prefill worker is up")
         return self._lose_decoder(decoder)
 
@@ -572,7 +573,7 @@ class Relay:
         if self._decoder is not None:
             return self._consider_handoff(self._decoder)
         if self._main_lost and self._recovery is None:
-            self._recovery = _Recovery(tried={Role.MAIN_DECODE})
+            self._recovery = _Recovery()
         if self._recovery is not None:
             return self._recover(self._recovery)
         if self._main_may_start():
