@@ -43,6 +43,10 @@ class AnswerText:
         return len(self._tokens)
 
     @property
+    def last_token(self) -> TokenId | None:
+        return self._tokens[-1] if self._tokens else None
+
+    @property
     def stopped(self) -> bool:
         """A stop string was found: nothing after it belongs to the answer."""
         return self._scanner.matched
@@ -78,7 +82,7 @@ class AnswerText:
         """What to remember of the finished answer; ``ended_by`` is the textless token at its end, if one ended it."""
         num_characters = sum(map(len, self._text))
         num_tokens, num_covered = max(mark for mark in self._boundaries if mark[1] <= num_characters)
-        if ended_by is not None and not self.stopped and self._tokens[-1:] == [ended_by]:
+        if ended_by is not None and not self.stopped:
             num_tokens = min(num_tokens, len(self._tokens) - 1)
         return AnswerTokens(tokens=tuple(self._tokens[:num_tokens]), num_characters=num_covered)
 
