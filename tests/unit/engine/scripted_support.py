@@ -1,8 +1,7 @@
-"""A loop whose time jumps, a node of plain memory, and short ways to build requests."""
+"""A node of plain memory, and short ways to build requests."""
 
 import asyncio
-import selectors
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,32 +17,6 @@ FORMAT: KvFormat = uniform_attention_format(
 )
 SEEDED = Sampling(temperature=0.8, top_k=40, top_p=0.9, seed=7)
 PROMPT = tuple(range(100, 121))
-
-
-class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise RuntimeError("deadlock: nothing is due and nothing is ready")
-        ready = super().select(0)
-        if not ready:
-            self.now += max(timeout, 0.0)
-        return ready
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
-        super().__init__(self._jumping)
-
-    def time(self) -> float:
-        return self._jumping.now
-
-
-def run_virtually(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(coroutine)
 
 
 def generation(
@@ -85,6 +58,13 @@ async def collect(client: Any, asked: Generation) -> list[TokenSpan]:
 
 def tokens_of(spans: Sequence[TokenSpan]) -> tuple[int, ...]:
     return tuple(token for span in spans for token in span.tokens)
+
+
+async def wait_for_open(worker: ScriptedEngine, num_open: int) -> None:
+    """Until so many generations are open at the engine, over real sockets."""
+    async with asyncio.timeout(10):
+        while worker.num_open != num_open:  # noqa: ASYNC110 - an engine has no event for this
+            await asyncio.sleep(0.002)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pdd.core.request import GREEDY
 from pdd.core.units import Bytes
 from pdd.engine.script_kv import block_payload
 from pdd.engine.scripted import Script, scripted_answer
+from pdd.sim.loop import run
 from tests.unit.engine.scripted_support import (
     FORMAT,
     PROMPT,
@@ -19,7 +20,6 @@ from tests.unit.engine.scripted_support import (
     collect,
     engine,
     generation,
-    run_virtually,
     tokens_of,
 )
 
@@ -59,7 +59,7 @@ def test_blocks_reach_the_node_as_they_fill_at_prefill_and_at_decode():
         )
         assert node.num_leases == 0
 
-    run_virtually(scenario())
+    run(scenario())
 
 
 def test_another_engine_of_the_node_loads_what_the_first_one_wrote():
@@ -69,7 +69,7 @@ def test_another_engine_of_the_node_loads_what_the_first_one_wrote():
         assert await seconds_for(engine(SLOW, connect_store=node.connect), generation(max_tokens=1)) == 1.0
         assert await seconds_for(engine(SLOW, connect_store=node.connect), generation(max_tokens=1, salt="b")) == 21.0
 
-    run_virtually(scenario())
+    run(scenario())
 
 
 def test_a_single_wrong_byte_in_a_loaded_block_is_caught():
@@ -81,7 +81,7 @@ def test_a_single_wrong_byte_in_a_loaded_block_is_caught():
             await collect(engine(SLOW, connect_store=node.connect), generation(max_tokens=1))
         assert node.num_leases == 0
 
-    run_virtually(scenario())
+    run(scenario())
 
 
 def test_a_hit_in_its_own_cache_is_exported_again_when_the_node_has_lost_it():
@@ -93,7 +93,7 @@ def test_a_hit_in_its_own_cache_is_exported_again_when_the_node_has_lost_it():
         assert await seconds_for(worker, generation(max_tokens=1)) == 1.0
         assert tuple(node.committed) == PROMPT_BLOCKS
 
-    run_virtually(scenario())
+    run(scenario())
 
 
 def test_without_its_node_it_goes_on_and_comes_back_to_it_with_growing_delays():
@@ -116,4 +116,4 @@ def test_without_its_node_it_goes_on_and_comes_back_to_it_with_growing_delays():
         await collect(worker, generation(max_tokens=1))
         assert tuple(node.committed) == PROMPT_BLOCKS
 
-    run_virtually(scenario())
+    run(scenario())

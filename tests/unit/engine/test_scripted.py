@@ -9,6 +9,7 @@ from pdd.core.errors import CapacityExhausted, ContextTooLong, InvalidRequest, U
 from pdd.core.request import GREEDY, FinishReason, Sampling
 from pdd.engine.contract import SpanContract
 from pdd.engine.scripted import Faults, Garbage, Script, scripted_answer
+from pdd.sim.loop import run
 from tests.unit.engine.scripted_support import (
     PROMPT,
     SEEDED,
@@ -16,7 +17,6 @@ from tests.unit.engine.scripted_support import (
     continuation,
     engine,
     generation,
-    run_virtually,
     tokens_of,
 )
 
@@ -27,7 +27,7 @@ async def collect_into(tokens: list[int], worker) -> None:
 
 
 def test_an_answer_is_the_reference_answer_in_contiguous_spans_with_one_finish():
-    spans = run_virtually(collect(engine(Script(burst_tokens=3)), generation()))
+    spans = run(collect(engine(Script(burst_tokens=3)), generation()))
     contract = SpanContract(generation())
     for span in spans:
         contract.accept(span)
@@ -42,7 +42,7 @@ def test_an_answer_is_the_reference_answer_in_contiguous_spans_with_one_finish()
 def test_going_on_after_any_split_gives_the_unbroken_answer(split: int, sampling: Sampling):
     whole = generation(sampling=sampling)
     unbroken = scripted_answer(PROMPT, 10, sampling)
-    spans = run_virtually(collect(engine(), continuation(whole, unbroken[:split])))
+    spans = run(collect(engine(), continuation(whole, unbroken[:split])))
     assert spans[0].first_position == split
     assert tokens_of(spans) == unbroken[split:]
 
@@ -74,12 +74,12 @@ def test_seeded_answers_depend_on_seed_choice_and_position_and_greedy_ones_do_no
     assert len({answer(1.0, 1, 0), answer(1.0, 2, 0), answer(1.0, 1, 1)}) == 3
     assert answer(0.0, 1, 0) == answer(0.0, 2, 1)
     shifted = generation(num_prompt_tokens=len(PROMPT) - 1, sampling=SEEDED)
-    assert tokens_of(run_virtually(collect(engine(), shifted))) != scripted_answer(PROMPT, 10, SEEDED)
+    assert tokens_of(run(collect(engine(), shifted))) != scripted_answer(PROMPT, 10, SEEDED)
 
 
 def test_a_stop_token_is_emitted_and_ends_the_answer_in_the_middle_of_a_burst():
     reference = scripted_answer(PROMPT, 10, GREEDY)
-    spans = run_virtually(collect(engine(Script(burst_tokens=4)), generation(stop=[reference[5]])))
+    spans = run(collect(engine(Script(burst_tokens=4)), generation(stop=[reference[5]])))
     assert tokens_of(spans) == reference[:6]
     assert spans[-1].finish_reason is FinishReason.STOP
     assert scripted_answer(PROMPT, 10, GREEDY, frozenset([reference[5]])) == reference[:6]
@@ -90,7 +90,7 @@ def test_prefill_costs_its_tokens_and_decode_its_intervals():
         script = Script(prefill_tokens_per_s=10.0, token_interval=0.5, prefill_chunk_tokens=8)
         return [asyncio.get_running_loop().time() async for _ in engine(script).generate(generation(max_tokens=3))]
 
-    assert run_virtually(moments()) == pytest.approx([2.1, 2.6, 3.1])
+    assert run(moments()) == pytest.approx([2.1, 2.6, 3.1])
 
 
 def test_tokens_that_it_has_computed_before_cost_no_time_but_another_salt_does():
@@ -105,7 +105,7 @@ def test_tokens_that_it_has_computed_before_cost_no_time_but_another_salt_does()
         return spent
 
     # 21 tokens are 5 full blocks of 4 and one more, which is computed again.
-    assert run_virtually(durations()) == pytest.approx([21.0, 1.0, 21.0])
+    assert run(durations()) == pytest.approx([21.0, 1.0, 21.0])
 
 
 def test_its_own_output_is_cached_except_for_the_newest_token():
@@ -117,7 +117,7 @@ def test_its_own_output_is_cached_except_for_the_newest_token():
         return asyncio.get_running_loop().time() - began
 
     # 24 tokens are 6 blocks, but the last of them has never been an input: its block is not full.
-    assert run_virtually(duration()) == pytest.approx(4.0)
+    assert run(duration()) == pytest.approx(4.0)
 
 
 def test_a_small_cache_forgets_the_tails_of_old_sequences_first():
@@ -130,7 +130,7 @@ def test_a_small_cache_forgets_the_tails_of_old_sequences_first():
         await collect(worker, generation(range(21), max_tokens=1))
         return loop.time() - began, 21.0
 
-    spent, cold = run_virtually(durations())
+    spent, cold = run(durations())
     # 3 of its 5 blocks are left.
     assert spent == pytest.approx(cold - 12.0)
 
@@ -150,7 +150,7 @@ def test_prefills_share_the_engine_in_turn():
             tasks.create_task(ask(1000))
         return moments
 
-    assert run_virtually(ends()) == pytest.approx([3.0, 4.0])
+    assert run(ends()) == pytest.approx([3.0, 4.0])
 
 
 def test_it_runs_so_many_at_once_queues_some_and_refuses_the_rest():
@@ -172,7 +172,7 @@ def test_it_runs_so_many_at_once_queues_some_and_refuses_the_rest():
         assert worker.num_open == 0
         return ends, str(refused.value)
 
-    ends, message = run_virtually(outcome())
+    ends, message = run(outcome())
     assert ends == pytest.approx([2.0, 2.0, 4.0], abs=1e-3)
     assert "full queue" in message
 
@@ -186,7 +186,7 @@ def test_closing_the_generator_frees_its_place():
         assert worker.num_open == 0
         assert tokens_of(await collect(worker, generation())) == scripted_answer(PROMPT, 10, GREEDY)
 
-    run_virtually(scenario())
+    run(scenario())
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 4, 5])
@@ -199,7 +199,7 @@ def test_it_dies_after_exactly_the_tokens_that_its_script_says(num_tokens: int):
         assert worker.num_open == 0
         return tuple(tokens)
 
-    assert run_virtually(emitted()) == scripted_answer(PROMPT, num_tokens, GREEDY)
+    assert run(emitted()) == scripted_answer(PROMPT, num_tokens, GREEDY)
 
 
 def test_a_fault_may_be_confined_to_some_attempts():
@@ -209,7 +209,7 @@ def test_a_fault_may_be_confined_to_some_attempts():
             await collect(worker, generation(attempt=0))
         assert len(tokens_of(await collect(worker, generation(attempt=1)))) == 10
 
-    run_virtually(scenario())
+    run(scenario())
 
 
 def test_a_hanging_engine_emits_its_tokens_and_then_nothing_until_it_is_killed():
@@ -234,7 +234,7 @@ def test_a_hanging_engine_emits_its_tokens_and_then_nothing_until_it_is_killed()
             await collect(worker, generation())
         return failure.value
 
-    run_virtually(scenario())
+    run(scenario())
 
 
 def test_death_ends_what_runs_and_what_waits_and_a_revived_engine_is_another_instance_with_a_cold_cache():
@@ -263,12 +263,12 @@ def test_death_ends_what_runs_and_what_waits_and_a_revived_engine_is_another_ins
             await collect(worker, generation(range(first, first + 9)))
         return failure.value
 
-    run_virtually(scenario())
+    run(scenario())
 
 
 def test_an_unavailable_engine_refuses_to_begin():
     with pytest.raises(Unavailable):
-        run_virtually(collect(engine(Script(faults=Faults(unavailable=True))), generation()))
+        run(collect(engine(Script(faults=Faults(unavailable=True))), generation()))
 
 
 def test_a_slow_engine_takes_so_many_times_as_long():
@@ -277,7 +277,7 @@ def test_a_slow_engine_takes_so_many_times_as_long():
         await collect(engine(script), generation(max_tokens=3))
         return asyncio.get_running_loop().time()
 
-    assert run_virtually(duration()) == pytest.approx(30.0)
+    assert run(duration()) == pytest.approx(30.0)
 
 
 @pytest.mark.parametrize("after", [0, 3])
@@ -295,14 +295,14 @@ def test_every_kind_of_garbage_breaks_the_contract_but_not_before_it_is_due(garb
             await check_all(contract, engine(script))
         return contract.next_position
 
-    assert run_virtually(scenario()) >= after
+    assert run(scenario()) >= after
 
 
 def test_requests_that_can_never_be_served_are_refused():
     small = engine(max_model_tokens=30)
     with pytest.raises(ContextTooLong, match="at most 30"):
-        run_virtually(collect(small, generation(max_tokens=10)))
+        run(collect(small, generation(max_tokens=10)))
     with pytest.raises(InvalidRequest):
-        run_virtually(collect(small, generation(())))
+        run(collect(small, generation(())))
     with pytest.raises(InvalidRequest):
-        run_virtually(collect(small, generation(max_tokens=0)))
+        run(collect(small, generation(max_tokens=0)))
