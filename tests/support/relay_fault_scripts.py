@@ -1,0 +1,305 @@
+"""Scripts of every loss at every phase: who goes on, and when it is over."""
+
+from pdd.core.request import Route
+from tests.support.relay_play import LENGTH, MAIN, PREFILL, RELAY, STOP, Play
+from tests.support.relay_scripts import Script
+
+
+# Prefill, before the first token --------------------------------------------------------------------------------------
+
+
+def a_lost_prefill_is_followed_by_another_with_transfers_of_its_own(m):
+    play = Play(m, max_prefill_attempts=2)
+    play.start(play.replicate(1, MAIN), play.replicate(2, RELAY), play.decode(3, PREFILL, 0, 1))
+    play.on(play.ready(1))
+    play.on(
+        play.lost(3),
+        play.cancel(1),
+        play.cancel(2),
+        play.replicate(4, MAIN),
+        play.replicate(5, RELAY),
+        play.decode(6, PREFILL, 0, 1),
+    )
+    play.on(play.ready(2))
+    play.on(play.tokens(3, 0, 10))
+    play.on(play.lost(6), play.cancel(4), play.cancel(5), play.fail("prefill was lost too often"))
+    assert play.relay.finished
+    play.on(play.tokens(6, 0, 10))
+
+
+def a_prefill_that_ends_without_its_token_is_lost(m):
+    play = Play(m)
+    play.start(play.replicate(1, MAIN), play.replicate(2, RELAY), play.decode(3, PREFILL, 0, 1))
+    again = play.cancel(1), play.cancel(2), play.replicate(4, MAIN), play.replicate(5, RELAY)
+    play.on(play.tokens(3, 0, finish=LENGTH), *again, play.decode(6, PREFILL, 0, 1))
+
+
+def a_prefill_that_leaves_a_gap_is_stopped_and_lost(m):
+    play = Play(m, prepare_relay=False)
+    play.start(play.replicate(1, MAIN), play.decode(2, PREFILL, 0, 1))
+    play.on(play.tokens(2, 1, 10), play.stop(2), play.cancel(1), play.replicate(3, MAIN), play.decode(4, PREFILL, 0, 1))
+
+
+def without_any_prefill_the_request_fails_at_once(m):
+    play = Play(m)
+    play.start(play.replicate(1, MAIN), play.replicate(2, RELAY), play.decode(3, PREFILL, 0, 1))
+    play.on(play.unavailable(3), play.cancel(1), play.cancel(2), play.fail("no prefill worker is up"))
+
+
+def a_prefill_lost_after_its_token_is_no_loss(m):
+    play = Play(m)
+    play.prefilled()
+    play.on(play.lost(3))
+    play.on(play.unavailable(3))
+
+
+# Relay decode ---------------------------------------------------------------------------------------------------------
+
+
+def a_relay_decode_that_is_not_up_is_replaced_by_prefill(m):
+    play = Play(m, relay_cap=2)
+    play.prefilled()
+    play.on(play.route(Route.RELAY))
+    play.on(play.ready(2), play.decode(4, RELAY, 1, 2))
+    play.on(play.unavailable(4), play.decode(5, PREFILL, 1, 7))
+    play.on(play.tokens(5, 1, 11, 12, 13), play.emit(5, PREFILL, 1, 11, 12, 13))
+    play.on(play.ready(1), play.ask_handoff(4, None, 0))
+    play.on(play.one_shot(), play.stop(5), play.decode(6, MAIN, 4, 4))
+
+
+def a_relay_decode_lost_when_main_is_ready_lets_main_take_over(m):
+    play = Play(m)
+    play.relaying()
+    play.on(play.ready(1), play.ask_handoff(2, None, 0))
+    play.on(play.lost(4), play.decode(5, MAIN, 2, 6))
+    play.refuses(play.one_shot())
+
+
+def a_relay_decode_lost_during_an_extend_lets_main_take_over(m):
+    play = Play(m)
+    play.relaying()
+    play.on(play.ready(1), play.ask_handoff(2, None, 0))
+    play.on(play.catch_up(), play.extend(5, 2))
+    play.on(play.lost(4), play.stop(5), play.decode(6, MAIN, 2, 6))
+
+
+def a_relay_decode_lost_below_the_floor_is_replaced_by_prefill(m):
+    play = Play(m, relay_floor=3)
+    play.relaying()
+    play.on(play.ready(1))
+    play.on(play.lost(4), play.decode(5, PREFILL, 2, 6))
+    play.on(play.tokens(5, 2, 12), play.emit(5, PREFILL, 2, 12))
+    play.on(play.tokens(5, 3, 13), play.emit(5, PREFILL, 3, 13), play.ask_handoff(4, None, 0))
+
+
+def relay_decode_and_prefill_lost_leaves_main_to_compute_the_prompt(m):
+    play = Play(m)
+    play.relaying()
+    play.on(play.lost(4), play.decode(5, PREFILL, 2, 6))
+    play.on(play.lost(5), play.decode(6, MAIN, 2, 6))
+    play.on(play.ready(1))
+    play.on(play.tokens(6, 2, 12), play.emit(6, MAIN, 2, 12), play.cancel(2))
+
+
+def mains_kv_that_arrives_while_prefill_goes_on_is_used(m):
+    play = Play(m)
+    play.relaying()
+    play.on(play.lost(4), play.decode(5, PREFILL, 2, 6))
+    play.on(play.ready(1), play.ask_handoff(2, None, 0))
+    play.on(play.lost(5), play.decode(6, MAIN, 2, 6))
+
+
+# Main decode ----------------------------------------------------------------------------------------------------------
+
+
+def a_main_lost_before_its_first_token_goes_to_relay_decode_without_a_cap(m):
+    play = Play(m, relay_cap=1)
+    play.direct()
+    play.on(play.ready(1), play.decode(4, MAIN, 1, 7))
+    play.on(play.lost(4), play.decode(5, RELAY, 1, 7))
+    play.on(play.tokens(5, 1, 11), play.emit(5, RELAY, 1, 11))
+    play.on(play.fired("REROUTE"))
+
+
+def a_main_lost_in_mid_answer_goes_to_relay_decode_and_is_not_handed_to_again(m):
+    play = Play(m)
+    play.main_decoding()
+    play.on(play.lost(4), play.decode(5, RELAY, 2, 6))
+    play.on(play.tokens(5, 2, 12), play.emit(5, RELAY, 2, 12))
+    play.on(play.lost(5), play.decode(6, PREFILL, 3, 5))
+    play.on(play.tokens(6, 3, 13), play.emit(6, PREFILL, 3, 13))
+    play.on(play.lost(6), play.decode(7, RELAY, 4, 4))
+    play.on(play.lost(7), play.decode(8, MAIN, 4, 4))
+    play.on(
+        play.tokens(8, 4, 14, 15, 16, 17, finish=LENGTH), play.emit(8, MAIN, 4, 14, 15, 16, 17), play.finish(LENGTH)
+    )
+
+
+def a_main_that_is_lost_after_a_hand_off_gives_back_to_relay_decode(m):
+    play = Play(m)
+    play.relaying()
+    play.on(play.ready(1), play.ask_handoff(2, None, 0))
+    play.on(play.one_shot(), play.stop(4), play.decode(5, MAIN, 2, 6))
+    play.on(play.unavailable(5), play.decode(6, RELAY, 2, 6))
+
+
+def a_main_lost_in_an_extend_lets_relay_decode_finish(m):
+    play = Play(m)
+    play.relaying()
+    play.on(play.ready(1), play.ask_handoff(2, None, 0))
+    play.on(play.catch_up(), play.extend(5, 2))
+    play.on(play.lost(5))
+    play.on(play.extended(5))
+    play.on(play.tokens(4, 2, 12), play.emit(4, RELAY, 2, 12))
+    play.on(play.tokens(4, 3, 13, finish=STOP), play.emit(4, RELAY, 3, 13), play.finish(STOP))
+
+
+def a_capped_relay_goes_on_uncapped_when_main_was_lost_in_an_extend(m):
+    play = Play(m, relay_cap=2)
+    play.prefilled()
+    play.on(play.route(Route.RELAY))
+    play.on(play.ready(2), play.decode(4, RELAY, 1, 2))
+    play.on(play.ready(1), play.ask_handoff(1, None, 0))
+    play.on(play.catch_up(), play.extend(5, 1))
+    play.on(play.lost(5))
+    play.on(play.tokens(4, 1, 11, 12, finish=LENGTH), play.emit(4, RELAY, 1, 11, 12), play.decode(6, RELAY, 3, 5))
+    play.on(play.lost(6), play.decode(7, PREFILL, 3, 5))
+    play.on(play.lost(7), play.decode(8, MAIN, 3, 5))
+
+
+# Contradictions -------------------------------------------------------------------------------------------------------
+
+
+def a_decoder_that_contradicts_what_is_out_is_stopped_and_replaced(m):
+    for first, tokens in [(3, (13,)), (-1, (9, 10, 11, 12)), (1, (66, 12)), (0, (66,)), (3, ())]:
+        play = Play(m)
+        play.relaying()
+        play.on(play.tokens(4, first, *tokens), play.stop(4), play.decode(5, PREFILL, 2, 6))
+        assert play.relay.emitted == (10, 11)
+
+
+def a_decoder_that_ends_short_of_what_it_was_asked_is_replaced(m):
+    play = Play(m)
+    play.relaying()
+    play.on(play.tokens(4, 2, 12, finish=LENGTH), play.emit(4, RELAY, 2, 12), play.decode(5, PREFILL, 3, 5))
+
+
+def an_end_before_what_is_out_says_nothing_about_the_answer(m):
+    for finish in (STOP, LENGTH):
+        play = Play(m)
+        play.relaying()
+        play.on(play.tokens(4, 0, 10, finish=finish), play.decode(5, PREFILL, 2, 6))
+
+
+def events_of_other_attempts_are_ignored(m):
+    play = Play(m)
+    play.relaying()
+    for attempt in (0, 1, 2, 3, 5):
+        play.on(play.tokens(attempt, 2, 12))
+        play.on(play.extended(attempt))
+        play.on(play.lost(attempt))
+        play.on(play.unavailable(attempt))
+    for attempt in (2, 3, 4, 5):
+        play.on(play.ready(attempt))
+        play.on(play.failed(attempt))
+    play.on(play.extended(4))
+    play.on(play.failed(1), play.ask_handoff(12, None, 0))
+    play.on(play.ready(1))
+    play.on(play.catch_up(), play.extend(5, 2))
+    play.on(play.extended(4))
+    play.on(play.lost(3))
+    play.on(play.tokens(5, 2, 12))
+    play.on(play.extended(5), play.ask_handoff(0, 12, 1))
+
+
+# Everybody lost -------------------------------------------------------------------------------------------------------
+
+
+def when_everybody_is_lost_they_are_tried_again_a_bounded_number_of_times(m):
+    play = Play(m, max_recovery_rounds=2, recovery_delay=0.75)
+    play.main_decoding()
+    attempt = 4
+    for _ in range(2):
+        for role in (RELAY, PREFILL) if attempt == 4 else (PREFILL, MAIN):
+            play.on(play.lost(attempt), play.decode(attempt + 1, role, 2, 6))
+            attempt += 1
+        play.on(play.unavailable(attempt), play.timer("RECOVER", 0.75))
+        play.on(play.fired("REROUTE"))
+        play.on(play.lost(attempt))
+        play.on(play.ready(1))
+        play.on(play.fired("RECOVER"), play.decode(attempt + 1, RELAY, 2, 6))
+        play.on(play.fired("RECOVER"))
+        attempt += 1
+    play.on(play.lost(attempt), play.decode(attempt + 1, PREFILL, 2, 6))
+    play.on(play.lost(attempt + 1), play.decode(attempt + 2, MAIN, 2, 6))
+    play.on(play.lost(attempt + 2), play.fail("no worker is left that could go on"))
+
+
+def a_token_after_a_recovery_starts_the_count_anew(m):
+    play = Play(m, max_recovery_rounds=1)
+    play.main_decoding()
+    play.on(play.lost(4), play.decode(5, RELAY, 2, 6))
+    play.on(play.lost(5), play.decode(6, PREFILL, 2, 6))
+    play.on(play.lost(6), play.timer("RECOVER", 1.0))
+    play.on(play.fired("RECOVER"), play.decode(7, RELAY, 2, 6))
+    play.on(play.tokens(7, 2, 12), play.emit(7, RELAY, 2, 12))
+    play.on(play.lost(7), play.decode(8, PREFILL, 3, 5))
+    play.on(play.lost(8), play.decode(9, MAIN, 3, 5))
+    play.on(play.lost(9), play.timer("RECOVER", 1.0))
+    play.on(play.client_left(), play.finish(None))
+    play.on(play.fired("RECOVER"))
+
+
+def mains_kv_that_arrives_while_all_wait_is_kept_for_the_next_round(m):
+    play = Play(m)
+    play.relaying()
+    play.on(play.lost(4), play.decode(5, PREFILL, 2, 6))
+    play.on(play.lost(5), play.decode(6, MAIN, 2, 6))
+    play.on(play.lost(6), play.timer("RECOVER", 1.0))
+    play.on(play.ready(1))
+    play.on(play.answer_complete(), play.finish(STOP))
+
+
+def too_many_lost_decoders_fail_the_request(m):
+    play = Play(m, max_decode_attempts=2)
+    play.relaying()
+    play.on(play.lost(4), play.decode(5, PREFILL, 2, 6))
+    play.on(play.tokens(5, 2, 12), play.emit(5, PREFILL, 2, 12))
+    play.on(play.lost(5), play.cancel(1), play.fail("too many decoders were lost"))
+
+
+def a_request_that_fails_during_an_extend_stops_it(m):
+    play = Play(m, max_decode_attempts=1)
+    play.relaying()
+    play.on(play.ready(1), play.ask_handoff(2, None, 0))
+    play.on(play.catch_up(), play.extend(5, 2))
+    play.on(play.lost(4), play.stop(5), play.fail("too many decoders were lost"))
+
+
+FAULT_SCRIPTS: tuple[Script, ...] = (
+    a_lost_prefill_is_followed_by_another_with_transfers_of_its_own,
+    a_prefill_that_ends_without_its_token_is_lost,
+    a_prefill_that_leaves_a_gap_is_stopped_and_lost,
+    without_any_prefill_the_request_fails_at_once,
+    a_prefill_lost_after_its_token_is_no_loss,
+    a_relay_decode_that_is_not_up_is_replaced_by_prefill,
+    a_relay_decode_lost_when_main_is_ready_lets_main_take_over,
+    a_relay_decode_lost_during_an_extend_lets_main_take_over,
+    a_relay_decode_lost_below_the_floor_is_replaced_by_prefill,
+    relay_decode_and_prefill_lost_leaves_main_to_compute_the_prompt,
+    mains_kv_that_arrives_while_prefill_goes_on_is_used,
+    a_main_lost_before_its_first_token_goes_to_relay_decode_without_a_cap,
+    a_main_lost_in_mid_answer_goes_to_relay_decode_and_is_not_handed_to_again,
+    a_main_that_is_lost_after_a_hand_off_gives_back_to_relay_decode,
+    a_main_lost_in_an_extend_lets_relay_decode_finish,
+    a_capped_relay_goes_on_uncapped_when_main_was_lost_in_an_extend,
+    a_decoder_that_contradicts_what_is_out_is_stopped_and_replaced,
+    a_decoder_that_ends_short_of_what_it_was_asked_is_replaced,
+    an_end_before_what_is_out_says_nothing_about_the_answer,
+    events_of_other_attempts_are_ignored,
+    when_everybody_is_lost_they_are_tried_again_a_bounded_number_of_times,
+    a_token_after_a_recovery_starts_the_count_anew,
+    mains_kv_that_arrives_while_all_wait_is_kept_for_the_next_round,
+    too_many_lost_decoders_fail_the_request,
+    a_request_that_fails_during_an_extend_stops_it,
+)
