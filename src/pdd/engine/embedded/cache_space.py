@@ -1,0 +1,88 @@
+"""Gives sequences their cache blocks: from the engine's own cache, else from the node, else empty ones to be computed.
+
+Satisfies ``policy.batching.CacheSpace``. Books and copies only; runs on the compute thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdd.core.blocks import BlockHash
+from pdd.engine.embedded.block_pool import BlockPool
+from pdd.engine.embedded.exchange import NodeExchange
+from pdd.engine.embedded.sequence import EngineSequence
+
+
+class CacheSpaceOfSequences:
+    """The owner of every sequence's ``block_table`` and ``num_computed_tokens``."""
+
+    __slots__ = ("_block_tokens", "_exchange", "_pool")
+
+    def __init__(self, pool: BlockPool, exchange: NodeExchange | None, *, block_tokens: int) -> None:
+        self._pool = pool
+        self._exchange = exchange
+        self._block_tokens = block_tokens
+
+    def admit(self, sequence: EngineSequence) -> bool:
+        # At least the last known token is always computed: its logits are wanted.
+        hashes = sequence.hashes[: (sequence.num_tokens - 1) // self._block_tokens]
+        own = self._pool.lookup(hashes)
+        self._pool.hold(own)
+        fresh = self._allocate(sequence.num_tokens, own)
+        if fresh is None:
+            self._pool.release(own)
+            return False
+        sequence.block_table = [*own, *fresh]
+        num_imported = self._import(hashes[len(own) :], fresh)
+        sequence.num_computed_tokens = (len(own) + num_imported) * self._block_tokens
+        self._export_hits(hashes[: len(own)], own)
+        return True
+
+    def grow(self, sequence: EngineSequence, num_tokens: int) -> bool:
+        missing = self._num_blocks(num_tokens) - len(sequence.block_table)
+        if missing <= 0:
+            return True
+        blocks = self._pool.allocate(missing, after=sequence.block_table[-1])
+        if blocks is None:
+            return False
+        sequence.block_table.extend(blocks)
+        return True
+
+    def release(self, sequence: EngineSequence) -> None:
+        self._pool.release(sequence.block_table)
+        sequence.block_table = []
+        sequence.num_computed_tokens = 0
+
+    def advance(self, sequence: EngineSequence, num_tokens: int) -> list[tuple[BlockHash, int]]:
+        """Counts ``num_tokens`` more tokens as computed; names the blocks which that filled and returns them for export."""
+        first = sequence.num_computed_tokens // self._block_tokens
+        sequence.num_computed_tokens += num_tokens
+        last = sequence.num_computed_tokens // self._block_tokens
+        filled = [(sequence.hashes[index], sequence.block_table[index]) for index in range(first, last)]
+        for block_hash, block in filled:
+            self._pool.publish(block, block_hash)
+        return filled
+
+    def _allocate(self, num_tokens: int, own: Sequence[int]) -> tuple[int, ...] | None:
+        count = self._num_blocks(num_tokens) - len(own)
+        # One more must be left unless nobody else is here, else the next block of anyone costs a preemption.
+        slack = 1 if self._pool.stats().num_held > len(own) else 0
+        if self._pool.num_available < count + slack:
+            return None
+        return self._pool.allocate(count, after=own[-1] if own else None)
+
+    def _import(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> int:
+        if self._exchange is None:
+            return 0
+        num_imported = self._exchange.import_prefix(hashes, blocks)
+        for block_hash, block in zip(hashes[:num_imported], blocks, strict=False):
+            self._pool.publish(block, block_hash)
+        return num_imported
+
+    def _export_hits(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> None:
+        """A hit here is not a hit in the node, which others load from: it may have evicted what this cache still has."""
+        if self._exchange is not None and hashes:
+            self._exchange.export(list(zip(hashes, blocks, strict=True)))
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_tokens)
