@@ -1,1 +1,57 @@
-"""The composition root: the only place that reads files, flags and the environment."""
+"""The composition root: the only place that reads files, flags and the environment.
+
+One module per group of commands. What a command needs is imported when it runs, so that ``pdd --help`` is quick and a
+KV node's process holds no engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from typing import cast
+
+from pdd.cli.options import Command, Run, Subparsers
+from pdd.cli.output import Parser, exit_code_of, root_cause, show_error
+
+_COMMAND_MODULES = ("up", "status", "link", "role", "version")
+"""In the order in which ``pdd --help`` lists them."""
+_EXIT_INTERRUPTED = 130
+
+_log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code: 0, 1 for failures, 2 for bad input. No traceback reaches a user."""
+    given = sys.argv[1:] if argv is None else argv
+    try:
+        arguments = build_parser().parse_args(given)
+        return cast("Run", arguments.run)(arguments)
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; Python must not complain about it once more when it flushes.
+        sys.stdout = None
+        return 0
+    except Exception as raised:  # noqa: BLE001 (the outermost edge of the program)
+        error = root_cause(raised)
+        _log.debug("command failed", exc_info=raised)
+        show_error(error, as_json="--json" in given)
+        return exit_code_of(error)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command."""
+    parser = Parser(
+        prog="pdd",
+        description="Prefill / relay-decode / main-decode serving of LLMs across datacenters.",
+        epilog="Each command has its own --help.",
+    )
+    commands = cast(
+        "Subparsers", parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    )
+    for name in _COMMAND_MODULES:
+        cast("Command", importlib.import_module(f"pdd.cli.{name}")).add_commands(commands)
+    return parser

@@ -1,0 +1,83 @@
+"""Flags that several commands share, and the types of their values."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from pdd.cli.quantities import Dimension, describe, parse_quantity
+from pdd.cli.state import default_state_root
+from pdd.core.errors import ConfigError
+
+
+Run = Callable[[argparse.Namespace], int]
+"""Runs a command with its parsed arguments; returns the exit code."""
+
+
+class Subparsers(Protocol):
+    """Where a module adds its commands' parsers: what argparse returns from ``add_subparsers``."""
+
+    def add_parser(
+        self,
+        name: str,
+        *,
+        help: str,  # noqa: A002 (argparse's name)
+        description: str,
+        epilog: str | None = None,
+    ) -> argparse.ArgumentParser: ...
+
+
+class Command(Protocol):
+    """A module of commands: adds its parsers, each with a default ``run`` of type ``Run``."""
+
+    def add_commands(self, commands: Subparsers) -> None: ...
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """``--json``."""
+    parser.add_argument(
+        "--json", action="store_true", help="print exactly one JSON object to stdout; progress goes to stderr"
+    )
+
+
+def add_state_dir(parser: argparse.ArgumentParser) -> None:
+    """``--state-dir``."""
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        default=default_state_root(),
+        metavar="DIR",
+        help="where running deployments keep their files (default: %(default)s)",
+    )
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """``--run``: which of several live deployments."""
+    parser.add_argument(
+        "--run", metavar="NAME", help="the topology's name, if several run below --state-dir (default: the only one)"
+    )
+
+
+def quantity(dimension: Dimension) -> Callable[[str], float]:
+    """The type of a flag that takes a number with a unit."""
+
+    def parse(text: str) -> float:
+        try:
+            return parse_quantity(text, dimension)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {describe(dimension)}") from error
+
+    return parse
+
+
+def port(text: str) -> int:
+    """The type of a port flag."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 1 to 65535, or 0 for any that is free")
+    return number

@@ -1,0 +1,90 @@
+"""One engine, composed: scripted or embedded, beside its KV node, served over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import assert_never
+
+from pdd.cli.role import RoleContext
+from pdd.cli.topology_check import block_tokens_of
+from pdd.core.errors import ConfigError
+from pdd.core.kv_format import KvFormat
+from pdd.core.topology import EngineKind, EngineTable
+from pdd.core.units import Seconds
+from pdd.engine.base import EngineClient
+from pdd.engine.catalog import ModelEntry, find_model
+from pdd.engine.server import serve_engine
+
+_NODE_TIMEOUT = Seconds(2.0)
+
+
+async def main(context: RoleContext) -> None:
+    """Runs the engine named ``context.name``."""
+    table = context.topology.engine(context.name)
+    model = find_model(context.topology.model)
+    kv_format = model.kv_format(block_tokens_of(context.topology, context.topology.node(table.node)))
+    async with _engine(context, table, model, kv_format) as engine:
+        try:
+            async with serve_engine(engine, host=table.host, port=table.port, vocab_size=model.vocab_size):
+                context.on_ready()
+                await asyncio.Event().wait()
+        except OSError as error:
+            raise ConfigError(f"engine {table.name!r}: can't listen on {table.host}:{table.port}: {error}") from error
+
+
+def _engine(
+    context: RoleContext, table: EngineTable, model: ModelEntry, kv_format: KvFormat
+) -> AbstractAsyncContextManager[EngineClient]:
+    match table.kind:
+        case EngineKind.SCRIPTED:
+            return _scripted(context, table, model, kv_format)
+        case EngineKind.EMBEDDED:
+            return _embedded(context, table, model, kv_format)
+        case _:
+            assert_never(table.kind)
+
+
+@asynccontextmanager
+async def _scripted(
+    context: RoleContext, table: EngineTable, model: ModelEntry, kv_format: KvFormat
+) -> AsyncGenerator[EngineClient]:
+    from pdd.engine.scripted import Script, ScriptedEngine
+    from pdd.kvnode.local import LocalNode
+
+    socket = context.run.node_socket(table.node)
+    engine = ScriptedEngine(
+        table.name,
+        kv_format=kv_format,
+        script=Script(
+            prefill_tokens_per_s=table.prefill_tokens_per_s,
+            prefill_chunk_tokens=table.prefill_chunk_tokens,
+            token_interval=table.token_interval_s,
+            vocab_size=model.vocab_size,
+            max_running=table.max_batch,
+        ),
+        max_model_tokens=context.topology.max_model_tokens,
+        cache_tokens=table.cache_tokens,
+        instance=secrets.token_hex(8),
+        connect_store=lambda: LocalNode.connect(socket, kv_format, owner=table.name, timeout=_NODE_TIMEOUT),
+    )
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@asynccontextmanager
+async def _embedded(
+    context: RoleContext, table: EngineTable, model: ModelEntry, kv_format: KvFormat
+) -> AsyncGenerator[EngineClient]:
+    from pdd.engine.embedded.environment import TORCH_ENVIRONMENT
+
+    # Before torch is imported, or it is too late; what the user has set stays.
+    for name, value in TORCH_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    raise NotImplementedError(model, kv_format, context, table)
+    yield

@@ -1,0 +1,211 @@
+"""Where a running deployment keeps its files, and what is in them.
+
+::
+
+    <state root>/<topology's name>/
+        up.lock         held by ``pdd up`` while it lives; its pid is inside
+        topology.json   the resolved topology that every role was started from
+        status.json     what the supervisor knows of each role, rewritten whenever that changes
+        <node>.sock     the door of a KV node for its local engines
+        logs/<role>.log what a role wrote to stdout and stderr
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from pdd.core.errors import ConfigError, Unavailable
+from pdd.core.ids import NodeId
+from pdd.core.units import Seconds
+
+_MAX_SOCKET_PATH_BYTES = 107
+"""What fits into a Unix socket's address."""
+
+
+class RoleKind(StrEnum):
+    """The kinds of processes that make up a deployment; also the commands that run them."""
+
+    NODE = "node"
+    WAN = "wan"
+    ENGINE = "engine"
+    ROUTER = "router"
+
+
+class Phase(StrEnum):
+    """Where a role's process is in its life."""
+
+    WAITING = "waiting"
+    """Not started yet: others come first."""
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    """It died and is started again after a pause."""
+    REFUSED = "refused"
+    """It found its configuration wrong."""
+    STOPPED = "stopped"
+
+
+class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor knows of one role."""
+
+    name: str
+    kind: RoleKind
+    phase: Phase = Phase.WAITING
+    pid: int | None = None
+    restarts: int = 0
+    ready_after_s: float | None = None
+    """How long its process took from its start until it was ready."""
+    last_exit: str | None = None
+    log: str = ""
+
+
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``status.json`` holds."""
+
+    topology: str
+    pid: int
+    roles: tuple[RoleStatus, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDirectory:
+    """The files of one deployment."""
+
+    path: Path
+
+    @property
+    def topology_file(self) -> Path:
+        return self.path / "topology.json"
+
+    @property
+    def status_file(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "up.lock"
+
+    def log_file(self, role: str) -> Path:
+        return self.path / "logs" / f"{role}.log"
+
+    def node_socket(self, node: NodeId) -> Path:
+        """Raises ConfigError when the path is longer than a Unix socket's address may be."""
+        path = self.path / f"{node}.sock"
+        if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
+            raise ConfigError(
+                f"--state-dir: {path} is longer than the {_MAX_SOCKET_PATH_BYTES} bytes of a socket's address; "
+                "give a shorter directory"
+            )
+        return path
+
+    def write_status(self, status: RunStatus) -> None:
+        """Replaces the file at once, so that a reader never sees half of it."""
+        draft = self.status_file.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode(status))
+        draft.replace(self.status_file)
+
+    def read_status(self) -> RunStatus | None:
+        """None when there is none that can be read."""
+        try:
+            return msgspec.json.decode(self.status_file.read_bytes(), type=RunStatus)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def is_live(self) -> bool:
+        """Whether a ``pdd up`` holds this directory now."""
+        try:
+            with self.lock_file.open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    @contextmanager
+    def hold(self) -> Generator[None]:
+        """Holds the directory for one ``pdd up``; the lock ends with its process, however that ends.
+
+        Raises:
+            ConfigError: another one holds it, or it can't be made.
+        """
+        _make_private(self.path)
+        _make_private(self.path / "logs")
+        with self.lock_file.open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                lock.seek(0)
+                raise ConfigError(
+                    f"{self.path.name!r} is already running here (pid {lock.read().strip()}); stop it, give another "
+                    "--state-dir, or change the topology's name"
+                ) from error
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
+            yield
+
+
+def default_state_root() -> Path:
+    """``$XDG_RUNTIME_DIR/pdd``, or ``/tmp/pdd-<uid>`` where there is no such directory."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and Path(runtime).is_dir():
+        return Path(runtime) / "pdd"
+    return Path(f"/tmp/pdd-{os.getuid()}")  # noqa: S108 (made for its owner only, and refused if it is another's)
+
+
+def run_directory(root: Path, topology: str) -> RunDirectory:
+    """Where the deployment named ``topology`` lives below ``root``."""
+    return RunDirectory(path=(root / topology).absolute())
+
+
+def live_runs(root: Path) -> tuple[RunDirectory, ...]:
+    """The deployments that run below ``root`` now, by name."""
+    try:
+        folders = sorted(entry for entry in root.iterdir() if entry.is_dir())
+    except OSError:
+        return ()
+    runs = (RunDirectory(path=folder.absolute()) for folder in folders)
+    return tuple(run for run in runs if run.is_live())
+
+
+def find_live_run(root: Path, name: str | None) -> RunDirectory:
+    """The one deployment that is meant.
+
+    Raises:
+        Unavailable: nothing runs.
+        ConfigError: nothing of that name does, or several run and no name was given.
+    """
+    runs = live_runs(root)
+    if not runs:
+        raise Unavailable(
+            f"nothing runs below {root}; start something with `pdd up`, or give its --state-dir",
+            retry_after_s=Seconds(1.0),
+        )
+    names = ", ".join(run.path.name for run in runs)
+    chosen = runs if name is None else tuple(run for run in runs if run.path.name == name)
+    match chosen:
+        case ():
+            raise ConfigError(f"--run: {name!r} does not run below {root}; running: {names}")
+        case (only,):
+            return only
+        case _:
+            raise ConfigError(f"several deployments run below {root}: {names}; say which with --run NAME")
+
+
+def _make_private(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = path.stat().st_uid
+    except OSError as error:
+        raise ConfigError(f"--state-dir: can't make {path}: {error.strerror}") from error
+    if owner != os.getuid():
+        raise ConfigError(f"--state-dir: {path} belongs to another user; give a directory of your own")

@@ -1,0 +1,125 @@
+"""``pdd up``: runs and supervises every role of a topology on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from time import monotonic
+
+import msgspec
+from rich.console import Console
+
+from pdd.cli.options import Subparsers, add_json, add_state_dir, port
+from pdd.cli.output import print_json
+from pdd.cli.state import Phase, RoleStatus
+
+
+def add_commands(commands: Subparsers) -> None:
+    """Adds ``pdd up``."""
+    parser = commands.add_parser(
+        "up",
+        help="run every role of a topology on this machine",
+        description="Run every role of a topology on this machine, start dead ones again, and stop them all on Ctrl-C.",
+        epilog="With --json one object is printed when every role is ready: topology, url, state_dir and roles.",
+    )
+    parser.add_argument(
+        "topology",
+        nargs="?",
+        default="default",
+        metavar="TOPOLOGY",
+        help="default, scripted (no model), tiny (random weights), or a TOML file (default: %(default)s)",
+    )
+    parser.add_argument("--port", type=port, help="the router's port, 0 for any that is free (default: the topology's)")
+    parser.add_argument(
+        "--insecure-plaintext",
+        action="store_true",
+        help="allow nodes and engines, whose traffic is not encrypted, to listen on other addresses than loopback",
+    )
+    add_state_dir(parser)
+    add_json(parser)
+    parser.set_defaults(run=run_up)
+
+
+def run_up(arguments: argparse.Namespace) -> int:
+    """Runs until SIGINT or SIGTERM."""
+    asyncio.run(_up(arguments))
+    return 0
+
+
+async def _up(arguments: argparse.Namespace) -> None:
+    from pdd.cli.deployment import Deployment, run_deployment
+    from pdd.cli.topology_check import Exposure
+    from pdd.cli.topology_file import load_topology
+
+    exposure = Exposure.INSECURE_PLAINTEXT if arguments.insecure_plaintext else Exposure.LOOPBACK
+    topology = load_topology(arguments.topology, exposure=exposure)
+    if arguments.port is not None:
+        router = msgspec.structs.replace(topology.router, port=arguments.port)
+        topology = msgspec.structs.replace(topology, router=router)
+    console = Console(stderr=arguments.json, highlight=False)
+    progress = _Progress(console)
+
+    async def serve() -> None:
+        async with run_deployment(topology, state_root=arguments.state_dir, on_change=progress) as deployment:
+            _announce(deployment)
+            await asyncio.Event().wait()
+
+    def _announce(deployment: Deployment) -> None:
+        if arguments.json:
+            print_json(
+                {
+                    "topology": deployment.topology.name,
+                    "url": deployment.router_url,
+                    "state_dir": str(deployment.run.path),
+                    "roles": msgspec.to_builtins(deployment.roles),
+                }
+            )
+        progress.all_ready(deployment.router_url, deployment.topology.model)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(serve())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, _stop, task, progress)
+
+
+def _stop(task: asyncio.Task[None], progress: _Progress) -> None:
+    """Stopping takes seconds at most, so asking again changes nothing."""
+    if not task.cancelling():
+        progress.stopping()
+        task.cancel()
+
+
+class _Progress:
+    """Tells people what the roles are doing, one line for each thing that matters."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = monotonic()
+
+    def __call__(self, role: RoleStatus) -> None:
+        label = f"{role.kind.value:7} {role.name}"
+        match role.phase:
+            case Phase.READY:
+                self._console.print(f"[green]ready[/]    {label}  ({role.ready_after_s:.1f} s, pid {role.pid})")
+            case Phase.RESTARTING:
+                self._console.print(f"[yellow]restart[/]  {label}  {role.last_exit}; its log: {role.log}")
+            case Phase.REFUSED:
+                self._console.print(f"[red]refused[/]  {label}")
+            case Phase.WAITING | Phase.STARTING | Phase.STOPPED:
+                pass
+
+    def all_ready(self, url: str, model: str) -> None:
+        body = f'{{"model": "{model}", "max_tokens": 64, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+        self._console.print(f"\nAll roles are ready after {monotonic() - self._began:.1f} s: {url}/v1\nTry, elsewhere:")
+        for line in (
+            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+            "  pdd status",
+            "  pdd link wan --stall 5",
+        ):
+            self._console.print(line, markup=False, soft_wrap=True)
+        self._console.print("Ctrl-C stops everything.")
+
+    def stopping(self) -> None:
+        self._console.print("Stopping.")

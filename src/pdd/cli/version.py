@@ -1,0 +1,26 @@
+"""``pdd version``."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+
+from pdd import __version__
+from pdd.cli.options import Subparsers, add_json
+from pdd.cli.output import print_json
+
+
+def add_commands(commands: Subparsers) -> None:
+    """Adds ``pdd version``."""
+    parser = commands.add_parser("version", help="print PDD's version", description="Print PDD's version.")
+    add_json(parser)
+    parser.set_defaults(run=run_version)
+
+
+def run_version(arguments: argparse.Namespace) -> int:
+    """Prints the version."""
+    if arguments.json:
+        print_json({"version": __version__, "python": platform.python_version()})
+    else:
+        print(f"pdd {__version__}")
+    return 0

@@ -1,0 +1,252 @@
+"""What a topology file may hold, and what each refusal says."""
+
+import pytest
+
+from pdd.cli.topology_check import Exposure
+from pdd.cli.topology_file import load_topology, packaged_topologies, parse_topology
+from pdd.core.errors import ConfigError
+from pdd.core.request import Role
+
+GOOD = """
+name = "test"
+model = "tiny-random"
+max_model_tokens = 1024
+
+[[nodes]]
+name = "node-a"
+cluster = "A"
+arena = "8 MiB"
+
+[[nodes]]
+name = "node-b"
+cluster = "B"
+arena_bytes = 8388608
+
+[[engines]]
+name = "P"
+role = "prefill"
+cluster = "A"
+node = "node-a"
+
+[[engines]]
+name = "RLD"
+role = "relay_decode"
+cluster = "A"
+node = "node-a"
+
+[[engines]]
+name = "MD"
+role = "main_decode"
+cluster = "B"
+node = "node-b"
+kind = "scripted"
+token_interval = "5 ms"
+
+[[links]]
+name = "wan"
+clusters = ["A", "B"]
+rate = "20 Mbit/s"
+delay = "15 ms"
+
+[router]
+cluster = "A"
+port = 8000
+
+[router.policy]
+relay_threshold = "1.5 s"
+"""
+
+
+def load(tmp_path, text, **options):
+    file = tmp_path / "test.toml"
+    file.write_text(text)
+    return load_topology(str(file), **options)
+
+
+def test_units_and_plain_numbers_mean_the_same(tmp_path):
+    topology = load(tmp_path, GOOD)
+    assert [node.arena_bytes for node in topology.nodes] == [8 * 2**20, 8 * 2**20]
+    link = topology.link("wan")
+    assert (link.rate_bits_per_s, link.delay_s) == (20e6, 0.015)
+    assert topology.engine("MD").token_interval_s == 0.005
+    assert topology.router.policy.relay_threshold_s == 1.5
+
+
+@pytest.mark.parametrize("name", packaged_topologies())
+def test_packaged_topologies_are_right_and_named_after_their_file(name):
+    topology = load_topology(name)
+    assert topology.name == name
+    assert topology.router.port == 8000
+    assert {role: len(topology.engines_of(role)) for role in Role} == dict.fromkeys(Role, 1)
+
+
+def test_the_default_topology_is_the_documented_one():
+    topology = load_topology("default")
+    assert topology.model == "smollm2-135m-instruct"
+    assert [(e.name, e.cluster, e.node) for e in topology.engines] == [
+        ("P", "A", "node-p"),
+        ("RLD", "A", "node-rld"),
+        ("MD", "B", "node-md"),
+    ]
+    (link,) = topology.links
+    assert (set(link.clusters), link.rate_bits_per_s, 2 * link.delay_s) == ({"A", "B"}, 20e6, 0.030)
+
+
+def change(old, new):
+    assert old in GOOD, old
+    return GOOD.replace(old, new, 1)
+
+
+LINK_AGAIN = '\n[[links]]\nname = "two"\nclusters = ["B", "A"]\nrate = "1 Mbit/s"\n'
+
+REFUSED = {
+    "not TOML": ("foo\n" + GOOD, ["not valid TOML", "line"]),
+    "an unknown key": (change('model = "tiny-random"', 'modell = "tiny-random"'), ["modell", "did you mean 'model'"]),
+    "an unknown nested key": (
+        change('arena = "8 MiB"', 'arenas = "8 MiB"'),
+        ["nodes[0].arenas", "did you mean 'arena'"],
+    ),
+    "an unknown key like no other": (change("port = 8000", "zzz = 1"), ["router.zzz", "known keys", "tenants"]),
+    "an unknown policy key": (
+        change("relay_threshold =", "relay_treshold ="),
+        ["router.policy.relay_treshold", "did you mean 'relay_threshold'"],
+    ),
+    "a missing key": (change('cluster = "A"\narena', "arena"), ["nodes[0].cluster", "missing"]),
+    "no nodes": ("name = 'x'\nmodel = 'scripted'\nengines = []\n[router]\ncluster='A'", ["nodes", "missing"]),
+    "a quantity given twice": (
+        change('arena = "8 MiB"', 'arena = "8 MiB"\narena_bytes = 5'),
+        ["nodes[0].arena", "again as 'arena_bytes'"],
+    ),
+    "a unit that isn't one": (
+        change("20 Mbit/s", "20 MB/s"),
+        ["links[0].rate = '20 MB/s'", "Mbit/s", 'such as "20 Mbit/s"'],
+    ),
+    "a plain number where a unit is needed": (
+        change('delay = "15 ms"', "delay = 15"),
+        ["links[0].delay = 15", "'delay_s'"],
+    ),
+    "a string where a number is needed": (
+        change("arena_bytes = 8388608", 'arena_bytes = "8 MiB"'),
+        ["nodes[1].arena_bytes = '8 MiB'", "expected `int`"],
+    ),
+    "a wrong type": (change("port = 8000", 'port = "http"'), ["router.port = 'http'", "expected `int`"]),
+    "a link between three": (change('["A", "B"]', '["A", "B", "C"]'), ["links[0].clusters", "length"]),
+    "an unknown role": (
+        change('"prefill"', '"prefil"'),
+        ["engines[0].role = 'prefil'", "prefill, relay_decode, main_decode"],
+    ),
+    "an unknown kind": (change('"scripted"', '"vllm"'), ["engines[2].kind = 'vllm'", "embedded, scripted"]),
+    "a missing role": (
+        change('role = "relay_decode"', 'role = "prefill"'),
+        ["engines", 'none has role = "relay_decode"'],
+    ),
+    "an unknown node": (
+        change('node = "node-b"', 'node = "node-c"'),
+        ["engines[2].node = 'node-c'", "node-a, node-b"],
+    ),
+    "an engine's node elsewhere": (
+        change('node = "node-b"', 'node = "node-a"'),
+        ["engines[2].node = 'node-a'", "cluster 'A'", "engine 'MD' is in 'B'"],
+    ),
+    "an unknown cluster of the router": (
+        change('[router]\ncluster = "A"', '[router]\ncluster = "C"'),
+        ["router.cluster = 'C'", "clusters: A, B"],
+    ),
+    "an unknown cluster of a link": (change('["A", "B"]', '["A", "C"]'), ["links[0].clusters[1] = 'C'", "A, B"]),
+    "a link to itself": (change('["A", "B"]', '["A", "A"]'), ["links[0].clusters", "two different clusters"]),
+    "two links between the same": (GOOD + LINK_AGAIN, ["links[1].clusters", "'wan' joins these already"]),
+    "a forward to nobody": (
+        change('delay = "15 ms"', 'forwards = { "node-x" = 5000 }'),
+        ["links[0].forwards.node-x", "no node or engine"],
+    ),
+    "a name used twice": (
+        change('name = "RLD"', 'name = "node-a"'),
+        ["engines[1].name = 'node-a'", "nodes[0] has this name"],
+    ),
+    "the router's name": (change('name = "wan"', 'name = "router"'), ["links[0].name = 'router'", "the router"]),
+    "a name that is a path": (change('name = "P"', 'name = "../P"'), ["engines[0].name = '../P'", "letters"]),
+    "a topology's name that is a path": (change('name = "test"', 'name = "a/b"'), ["name = 'a/b'", "letters"]),
+    "an unknown model": (
+        change('"tiny-random"', '"gpt-9"'),
+        ["model = 'gpt-9'", "unknown model", "smollm2-135m-instruct"],
+    ),
+    "too many tokens for the model": (
+        change("max_model_tokens = 1024", "max_model_tokens = 100000"),
+        ["max_model_tokens = 100000", "at most 8192"],
+    ),
+    "KV formats that differ": (
+        change("arena_bytes = 8388608", "arena_bytes = 8388608\nblock_tokens = 32"),
+        ["nodes[1].block_tokens = 32", "block=32", "block=16", "node-a"],
+    ),
+    "an arena smaller than one request": (
+        change('arena = "8 MiB"', 'arena = "100 KB"'),
+        ["nodes[0].arena = '100 KB'", "max_model_tokens = 1024", "bytes"],
+    ),
+    "a cache smaller than one request": (
+        change('role = "prefill"', 'role = "prefill"\ncache_tokens = 512'),
+        ["engines[0].cache_tokens = 512", "max_model_tokens = 1024"],
+    ),
+    "a rate of zero": (change("20 Mbit/s", "0 Mbit/s"), ["links[0].rate = '0 Mbit/s'", "more than 0"]),
+    "a negative delay": (change('delay = "15 ms"', "delay_s = -0.1"), ["links[0].delay_s = -0.1", "at least 0"]),
+    "an infinite delay": (change('delay = "15 ms"', "delay_s = inf"), ["links[0].delay_s = inf", "at most 60"]),
+    "a delay that is no number": (change('delay = "15 ms"', "delay_s = nan"), ["links[0].delay_s = nan"]),
+    "a rate that is infinite": (change('rate = "20 Mbit/s"', "rate_bits_per_s = inf"), ["rate_bits_per_s = inf"]),
+    "blocks of no tokens": (
+        change("max_model_tokens = 1024", "max_model_tokens = 1024\nblock_tokens = 0"),
+        ["block_tokens = 0", "at least 1"],
+    ),
+    "a port beyond the last": (change("port = 8000", "port = 70000"), ["router.port = 70000", "65535"]),
+    "a port used twice": (
+        change('arena = "8 MiB"', 'arena = "8 MiB"\nport = 8000'),
+        ["nodes[0].port = 8000", "router.port has this port already"],
+    ),
+    "a node off loopback": (
+        change('arena = "8 MiB"', 'arena = "8 MiB"\nhost = "10.0.0.1"'),
+        ["nodes[0].host = '10.0.0.1'", "--insecure-plaintext"],
+    ),
+    "a router off loopback without keys": (
+        change("port = 8000", 'port = 8000\nhost = "0.0.0.0"'),
+        ["router.host = '0.0.0.0'", "[[router.tenants]]"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refusal_names_file_key_value_and_what_would_be_right(case, tmp_path):
+    text, words = REFUSED[case]
+    with pytest.raises(ConfigError) as refusal:
+        load(tmp_path, text)
+    message = str(refusal.value)
+    assert str(tmp_path / "test.toml") in message
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def test_a_missing_file_is_refused_with_the_packaged_names(tmp_path):
+    with pytest.raises(ConfigError, match=r"nothing\.toml: No such file.*default, scripted, tiny"):
+        load_topology(str(tmp_path / "nothing.toml"))
+
+
+def test_a_folder_or_binary_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load_topology(str(tmp_path))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        load_topology(str(tmp_path / "binary.toml"))
+
+
+def test_plaintext_off_loopback_is_allowed_when_said(tmp_path):
+    text = change('arena = "8 MiB"', 'arena = "8 MiB"\nhost = "10.0.0.1"')
+    assert load(tmp_path, text, exposure=Exposure.INSECURE_PLAINTEXT).nodes[0].host == "10.0.0.1"
+
+
+def test_a_router_off_loopback_is_allowed_with_keys(tmp_path):
+    keys = '\n[[router.tenants]]\nname = "t"\napi_key = "a-long-enough-secret-key"\n'
+    text = change("port = 8000", 'port = 8000\nhost = "0.0.0.0"') + keys
+    assert load(tmp_path, text).router.tenants[0].name == "t"
+
+
+def test_parsing_alone_checks_keys_and_types_only():
+    topology, _ = parse_topology(change('"tiny-random"', '"gpt-9"'), "x.toml")
+    assert topology.model == "gpt-9"
