@@ -1,0 +1,77 @@
+"""``pdd demo``: one real answer starts in cluster A and finishes in cluster B, and one sees what that is good for."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from pdd.cli.options import Subparsers, add_json
+from pdd.cli.output import EXIT_FAILURE, print_json
+from pdd.cli.render import open_console
+from pdd.core.request import Role
+from pdd.core.topology import LinkTable, Topology
+from pdd.core.units import Bytes, Seconds
+
+
+def add_commands(commands: Subparsers) -> None:
+    """Adds ``pdd demo``."""
+    parser = commands.add_parser(
+        "demo",
+        help="see a relayed answer, and what the relay is good for",
+        description="Starts a whole deployment on this machine and has it answer one prompt with the relay, the same "
+        "prompt without, and a second turn of the first conversation. Shows who computed which token, when what "
+        "happened, and the waits in seconds. Takes a minute or two; exit code 1 if the relay changed the text.",
+        epilog="With --json: runs (name, route, ttft_s, ttst_s, max_itl_s, median_itl_s in seconds, p_tokens, "
+        "rld_tokens, md_tokens, wan_kv_bytes in bytes, text, exact) and checks.",
+    )
+    parser.add_argument(
+        "--topology",
+        default="default",
+        metavar="TOPOLOGY",
+        help="a packaged topology's name or a TOML file; needs the three roles (default: %(default)s)",
+    )
+    add_json(parser)
+    parser.set_defaults(run=run_demo)
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    """Plays the demo.
+
+    Raises:
+        PddError: the deployment could not be started, or an answer was refused or broke off.
+    """
+    return asyncio.run(_demo(args))
+
+
+async def _demo(args: argparse.Namespace) -> int:
+    from pdd.cli.client import RouterClient
+    from pdd.cli.demo_play import judge, load_script, play, record
+    from pdd.cli.demo_show import DemoStage, QuietStage, introduce, print_results, print_verdict
+    from pdd.cli.launch import launched
+    from pdd.cli.topology_file import load_topology
+    from pdd.engine.catalog import find_model
+
+    topology, script = load_topology(args.topology), load_script()
+    model = find_model(topology.model)
+    prompt_tokens = len(model.load_text().tokenizer.encode(script.first_message).ids)
+    kv = Bytes(model.kv_format(topology.block_tokens).bytes_per_token * prompt_tokens)
+    progress, console = open_console(stderr=True), open_console(stderr=bool(args.json))
+    line = _line_to_main(topology)
+    introduce(console, model=topology.model, line=line, prompt_tokens=prompt_tokens, kv=kv)
+    async with launched(topology, progress) as deployment, RouterClient(deployment.router_url) as client:
+        stage = QuietStage(progress) if args.json else DemoStage(console)
+        runs = await play(client, script, model=topology.model, stage=stage)
+    round_trip = Seconds(2 * line.delay_s if line else 0.0)
+    verdict = judge(runs, round_trip=round_trip, block_tokens=topology.block_tokens)
+    if args.json:
+        print_json(record(runs, verdict))
+    else:
+        print_results(console, runs)
+        print_verdict(console, runs, verdict)
+    return 0 if runs.exact else EXIT_FAILURE
+
+
+def _line_to_main(topology: Topology) -> LinkTable | None:
+    """The emulated line that the KV cache crosses on its way to main decode."""
+    prefill, main = topology.engines_of(Role.PREFILL)[0], topology.engines_of(Role.MAIN_DECODE)[0]
+    return topology.link_between(prefill.cluster, main.cluster)
