@@ -1,0 +1,98 @@
+"""A front door on a loopback port, over a fake service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import aiohttp
+from tokenizers import Tokenizer
+
+from pdd.core.request import Role
+from pdd.core.topology import TenantTable
+from pdd.core.units import Seconds
+from pdd.engine.catalog import find_model
+from pdd.router.admission import Limits
+from pdd.router.answers import AnswerMemory
+from pdd.router.api import Health, WorkerCount, create_app, serve
+from pdd.router.tenants import Tenants
+from pdd.telemetry.metrics import RouterMetrics
+from tests.support.fake_service import FakeService, Script, steps
+
+MODEL = "scripted"
+NOW = 1_700_000_000.0
+LIMITS = Limits(max_model_tokens=256, default_chat_tokens=64)
+HEALTHY = Health(can_serve=True, workers={role: WorkerCount(up=1, configured=1) for role in Role})
+
+
+@dataclass(kw_only=True)
+class Door:
+    """What a test needs of a running front door."""
+
+    url: str
+    service: FakeService
+    tokenizer: Tokenizer
+    answers: AnswerMemory
+    http: aiohttp.ClientSession
+    health: list[Health]
+    """Its last entry is what the front door is told."""
+
+    async def post(self, path: str, body: object, **headers: str) -> tuple[int, dict, dict]:
+        async with self.http.post(self.url + path, json=body, headers=headers) as response:
+            return response.status, await response.json(), dict(response.headers)
+
+    async def chat(self, **fields: object) -> tuple[int, dict, dict]:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], **fields}
+        return await self.post("/v1/chat/completions", body)
+
+    async def metric(self, line: str) -> float:
+        """The value of the sample that begins with ``line``; 0 if there is none."""
+        async with self.http.get(self.url + "/metrics") as response:
+            text = await response.text()
+        return next((float(row.rsplit(" ", 1)[1]) for row in text.splitlines() if row.startswith(line + " ")), 0.0)
+
+
+def saying(text: str) -> Script:
+    """A script that says ``text``, one token per span."""
+    ids = find_model(MODEL).load_text().tokenizer.encode(text, add_special_tokens=False).ids
+    return lambda _: steps(*([token] for token in ids))
+
+
+@asynccontextmanager
+async def front_door(
+    service: FakeService,
+    *,
+    tenants: Sequence[TenantTable] = (),
+    limits: Limits = LIMITS,
+    answer_tokens: int = 10_000,
+    grace: float = 0.05,
+) -> AsyncGenerator[Door]:
+    model = find_model(MODEL)
+    text = model.load_text()
+    answers = AnswerMemory(max_tokens_per_tenant=answer_tokens)
+    health = [HEALTHY]
+    keys = Tenants(tenants)
+    app = create_app(
+        service=service,
+        model=model,
+        text=text,
+        limits=replace(limits),
+        tenants=keys,
+        answers=answers,
+        metrics=RouterMetrics(),
+        health=lambda: health[-1],
+        wall_clock=lambda: NOW,
+    )
+    async with (
+        serve(app, host="127.0.0.1", port=0, tenants=keys, grace=Seconds(grace)) as address,
+        aiohttp.ClientSession() as http,
+    ):
+        yield Door(
+            url=f"http://{address}",
+            service=service,
+            tokenizer=text.tokenizer,
+            answers=answers,
+            http=http,
+            health=health,
+        )

@@ -1,0 +1,64 @@
+"""Chat templates and encoding."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from pdd.core.errors import ConfigError, InvalidRequest
+from pdd.engine.catalog import find_model
+from pdd.router.schema import Message
+from pdd.router.tokenizer import TextCodec
+
+ASSETS = find_model("scripted").load_text()
+
+
+def codec(**changes) -> TextCodec:
+    return TextCodec(replace(ASSETS, **changes))
+
+
+def test_a_conversation_is_rendered_up_to_where_the_answer_begins():
+    messages = [Message(role="system", content="s"), Message(role="user", content="u")]
+    expected = "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
+    assert codec().render_chat(messages) == expected
+
+
+def test_a_broken_template_is_a_configuration_error():
+    with pytest.raises(ConfigError, match="chat template"):
+        codec(chat_template="{% for %}")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ undefined.attribute }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_template_that_refuses_or_oversteps_makes_the_request_invalid(template):
+    with pytest.raises(InvalidRequest) as refused:
+        codec(chat_template=template).render_chat([Message(role="user", content="u")])
+    assert refused.value.param == "messages"
+
+
+def test_a_document_starts_with_the_beginning_of_sequence_token_where_the_model_wants_one():
+    bare = asyncio.run(codec().encode_document("text"))
+    marked = asyncio.run(codec(add_bos=True, bos_token="<|im_start|>").encode_document("text"))
+    assert marked == (ASSETS.tokenizer.token_to_id("<|im_start|>"), *bare)
+
+
+def test_an_unknown_beginning_of_sequence_token_is_a_configuration_error():
+    with pytest.raises(ConfigError, match="<nope>"):
+        asyncio.run(codec(add_bos=True, bos_token="<nope>").encode_document("text"))
+
+
+def test_a_long_text_has_the_same_tokens_as_in_one_piece():
+    text = "the tokenizer leaves the event loop. " * 400
+    assert asyncio.run(codec().encode(text)) == tuple(ASSETS.tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def test_special_tokens_are_known():
+    assert codec().is_special(ASSETS.tokenizer.token_to_id("<|im_end|>"))
+    assert not codec().is_special(ASSETS.tokenizer.token_to_id("t"))
