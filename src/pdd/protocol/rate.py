@@ -10,15 +10,18 @@ from pdd.core.units import Bytes, BytesPerSecond, Seconds
 class RateMeter:
     """A sliding window over *busy* time: idle time neither ages samples nor lowers the rate.
 
-    Times are the caller's monotonic clock. Never waits, never measures by itself.
+    A sample covers the busy time since the one before it. The last sample is kept however old, so that a line slower than
+    one block per window has a rate too, and a stalled line one that goes towards zero. Times are the caller's
+    monotonic clock.
     """
 
     def __init__(self, window: Seconds) -> None:
         self._window = window
         self._busy_time = 0.0
         self._busy_since: float | None = None
-        self._samples: deque[tuple[float, int]] = deque()
+        self._samples: deque[tuple[float, float, int]] = deque()
         self._num_bytes = 0
+        self._last_end = 0.0
 
     def busy(self, now: Seconds) -> None:
         """From now on something is unacknowledged. Idempotent."""
@@ -32,8 +35,11 @@ class RateMeter:
 
     def acknowledged(self, now: Seconds, num_bytes: Bytes) -> None:
         """The peer has confirmed ``num_bytes``."""
-        self._samples.append((self._busy_at(now), num_bytes))
+        end = self._busy_at(now)
+        self._samples.append((self._last_end, end, num_bytes))
         self._num_bytes += num_bytes
+        self._last_end = end
+        self._expire(end)
 
     def rate(self, now: Seconds) -> BytesPerSecond | None:
         """None before anything was acknowledged."""
@@ -41,12 +47,12 @@ class RateMeter:
             return None
         busy_time = self._busy_at(now)
         self._expire(busy_time)
-        span = min(busy_time, self._window)
+        span = busy_time - self._samples[0][0]
         return BytesPerSecond(self._num_bytes / span) if span > 0 else None
 
     def _expire(self, busy_time: float) -> None:
-        while len(self._samples) > 1 and self._samples[0][0] < busy_time - self._window:
-            self._num_bytes -= self._samples.popleft()[1]
+        while len(self._samples) > 1 and self._samples[0][1] < busy_time - self._window:
+            self._num_bytes -= self._samples.popleft()[2]
 
     def _busy_at(self, now: Seconds) -> float:
         return self._busy_time + (now - self._busy_since if self._busy_since is not None else 0.0)

@@ -72,9 +72,10 @@ class Unpin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderChanged:
-    """The order's ``standing`` changed."""
+    """The order's standing changed, to this."""
 
     order: OrderKey
+    standing: Standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +204,7 @@ class SourceTransfer:
         self._want_all(key, order)
         if self._is_connected:
             self._offer(block for block in order.hashes if self._blocks[block].state is _State.UNOFFERED)
-        self._commands.append(OrderChanged(order=key))
+        self._tell_changed(key)
         self._end_if_complete(key, order)
 
     def _want_all(self, key: OrderKey, order: _Order) -> None:
@@ -256,6 +257,9 @@ class SourceTransfer:
         self._held_back.pop(block, None)
         self._commands.append(Unpin(hash=block))
 
+    def _tell_changed(self, key: OrderKey) -> None:
+        self._commands.append(OrderChanged(order=key, standing=self.standing(key)))
+
     def _end_if_complete(self, key: OrderKey, order: _Order) -> None:
         if order.pending:
             return
@@ -283,7 +287,7 @@ class SourceTransfer:
             order.missing.clear()
             for index, block in enumerate(order.hashes):
                 self._blocks[block].orders[key] = index
-            self._commands.append(OrderChanged(order=key))
+            self._tell_changed(key)
 
     def disconnected(self) -> None:
         """The connection is lost, with whatever was under way on it."""
@@ -464,7 +468,7 @@ class SourceTransfer:
             order = self._orders[key]
             order.unanswered.discard(block)
             order.missing.add(block)
-            self._commands.append(OrderChanged(order=key))
+            self._tell_changed(key)
 
     def _wanted(self, block: BlockHash) -> None:
         record = self._blocks.get(block)
@@ -503,7 +507,7 @@ class SourceTransfer:
             order = self._orders[key]
             order.pending.discard(block)
             order.unanswered.discard(block)
-            self._commands.append(OrderChanged(order=key))
+            self._tell_changed(key)
             self._end_if_complete(key, order)
 
     def _set_state(self, record: _Block, state: _State) -> None:

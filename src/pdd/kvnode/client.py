@@ -1,0 +1,386 @@
+"""A KV node as a router sees it: orders, watches and questions, all over one connection that reopens by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Generic, Self, TypeVar, assert_never
+
+from pdd.core.errors import (
+    CapacityExhausted,
+    ContextTooLong,
+    Incompatible,
+    LocalProtocolError,
+    NodeFailed,
+    PddError,
+    RemoteProtocolError,
+)
+from pdd.core.ids import NodeId, NodeInstance, OrderId
+from pdd.core.kv_format import KvFormat
+from pdd.core.topology import Address
+from pdd.core.units import Bytes, BytesPerSecond, Seconds
+from pdd.index.blocks import RETRY_AFTER
+from pdd.kvnode.base import NodeStats, Readiness, ReplicationOrder, ReplicationProgress, Watch
+from pdd.kvnode.handshake import check_is_control, greet, hello
+from pdd.kvnode.outbox import Outbox
+from pdd.kvnode.receiver import watch_silence
+from pdd.protocol.frames import MAX_CONTROL_BYTES
+from pdd.protocol.peer import (
+    FROM_NODE,
+    AskStats,
+    CancelOrder,
+    EndWatch,
+    ErrorKind,
+    FromNode,
+    OrderFailed,
+    OrderProgress,
+    PeerKind,
+    Ping,
+    PlaceOrder,
+    Pong,
+    StartWatch,
+    StatsAnswer,
+    WatchReady,
+    WatchRefused,
+    Welcome,
+)
+from pdd.transport.base import ConnectionLost
+from pdd.transport.tcp import SocketConnection, connect_tcp
+
+logger = logging.getLogger(__name__)
+
+MessageT = TypeVar("MessageT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """How patient a router is with a node."""
+
+    connect_timeout: Seconds = Seconds(3.0)
+    retry_delay: Seconds = Seconds(0.25)
+    incompatible_retry_delay: Seconds = Seconds(5.0)
+    """A node that refused us must be restarted with another configuration before it can be of use."""
+    ping_interval: Seconds = Seconds(1.0)
+    silence_limit: Seconds = Seconds(5.0)
+    answer_timeout: Seconds = Seconds(5.0)
+
+
+DEFAULT_CLIENT = ClientSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What to raise, anew for each caller: one exception raised in many places would collect all their tracebacks."""
+
+    kind: ErrorKind
+    reason: str
+
+    def error(self) -> PddError:
+        match self.kind:
+            case ErrorKind.NODE_FAILED:
+                return NodeFailed(self.reason)
+            case ErrorKind.INCOMPATIBLE:
+                return Incompatible(self.reason)
+            case ErrorKind.CAPACITY_EXHAUSTED:
+                return CapacityExhausted(self.reason, retry_after_s=RETRY_AFTER)
+            case ErrorKind.CONTEXT_TOO_LONG:
+                return ContextTooLong(self.reason, code="context_length_exceeded")
+            case _:
+                assert_never(self.kind)
+
+
+@dataclass(slots=True)
+class _Stream(Generic[MessageT]):
+    """The latest message for one caller who waits: states, not events, so a slow caller skips some."""
+
+    latest: MessageT | None = None
+    failure: _Failure | None = None
+    is_cancelled: bool = False
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, message: MessageT) -> None:
+        self.latest = message
+        self.filled.set()
+
+    def fail(self, failure: _Failure) -> None:
+        self.failure = self.failure or failure
+        self.filled.set()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.filled.set()
+
+    async def next(self) -> MessageT | None:
+        """None once it is cancelled. Raises what it failed with, after a message that came before."""
+        await self.filled.wait()
+        message, self.latest = self.latest, None
+        if self.is_cancelled:
+            return None
+        if message is not None:
+            if self.failure is None:
+                self.filled.clear()
+            return message
+        assert self.failure is not None
+        raise self.failure.error()
+
+
+@dataclass(slots=True)
+class _Session:
+    """One connection's calls."""
+
+    outbox: Outbox = field(default_factory=Outbox)
+    orders: dict[str, _Stream[OrderProgress]] = field(default_factory=dict[str, "_Stream[OrderProgress]"])
+    watches: dict[str, _Stream[WatchReady]] = field(default_factory=dict[str, "_Stream[WatchReady]"])
+    stats: dict[int, _Stream[StatsAnswer]] = field(default_factory=dict[int, "_Stream[StatsAnswer]"])
+
+    def fail(self, failure: _Failure) -> None:
+        """Every running call raises."""
+        for streams in (self.orders, self.watches, self.stats):
+            for stream in streams.values():
+                stream.fail(failure)
+
+
+class TcpNodeClient:
+    """``NodeClient`` over TCP. Use it as an async context manager, or put ``run()`` into a task group.
+
+    While the node can't be reached calls raise NodeFailed at once (the very first ones wait for the first attempt); running
+    iterators raise it when the connection is lost, since the node ends orders and watches with it.
+    """
+
+    def __init__(
+        self, *, node: NodeId, address: Address, kv_format: KvFormat, settings: ClientSettings = DEFAULT_CLIENT
+    ) -> None:
+        self._node = node
+        self._address = address
+        self._settings = settings
+        self._greeting = hello(kind=PeerKind.ROUTER, name="router", instance=secrets.token_hex(8), kv_format=kv_format)
+        self._session: _Session | None = None
+        self._instance: NodeInstance | None = None
+        self._attempted = asyncio.Event()
+        self._failure = _Failure(ErrorKind.NODE_FAILED, f"the client of node {node!r} does not run")
+        self._num_questions = 0
+        self._tasks: asyncio.TaskGroup | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def node(self) -> NodeId:
+        return self._node
+
+    @property
+    def instance(self) -> NodeInstance | None:
+        """The instance connected to, or None while there is no connection."""
+        return self._instance
+
+    # --- life
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        self._task = self._tasks.create_task(self.run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        assert self._tasks is not None
+        self._task.cancel()
+        await self._tasks.__aexit__(kind, error, trace)
+
+    async def run(self) -> None:
+        """Keeps a connection to the node until cancelled."""
+        try:
+            while True:
+                delay = await self._connect_and_talk()
+                await asyncio.sleep(delay)
+        finally:
+            self._end_session(_Failure(ErrorKind.NODE_FAILED, f"the client of node {self._node!r} has ended"))
+            self._attempted.set()
+
+    async def _connect_and_talk(self) -> Seconds:
+        """One connection's life; returns how long to wait before the next."""
+        try:
+            connection = await self._connect()
+        except (ConnectionLost, RemoteProtocolError) as error:
+            self._end_session(_Failure(ErrorKind.NODE_FAILED, f"node {self._node!r} is not available: {error}"))
+            return self._settings.retry_delay
+        except Incompatible as error:
+            self._end_session(_Failure(ErrorKind.INCOMPATIBLE, str(error)))
+            return self._settings.incompatible_retry_delay
+        finally:
+            self._attempted.set()
+        try:
+            await self._talk(connection)
+        finally:
+            connection.close()
+        return self._settings.retry_delay
+
+    async def _connect(self) -> SocketConnection:
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout):
+                connection = await connect_tcp(self._address, peer=f"node {self._node!r}")
+        except TimeoutError as error:
+            raise ConnectionLost(f"no connection to {self._address} in {self._settings.connect_timeout} s") from error
+        try:
+            welcome = await greet(connection, self._greeting, expected=self._node)
+        except BaseException:
+            connection.close()
+            raise
+        self._begin_session(connection, welcome)
+        return connection
+
+    def _begin_session(self, connection: SocketConnection, welcome: Welcome) -> None:
+        connection.open_up(max_control_bytes=MAX_CONTROL_BYTES, block_bytes=None)
+        self._session, self._instance = _Session(), welcome.instance
+        logger.info("node connected", extra={"node": self._node, "instance": welcome.instance})
+
+    def _end_session(self, failure: _Failure) -> None:
+        if failure != self._failure:
+            logger.warning("node not connected", extra={"node": self._node, "reason": failure.reason})
+        session, self._session, self._instance, self._failure = self._session, None, None, failure
+        if session is not None:
+            session.fail(failure)
+
+    async def _talk(self, connection: SocketConnection) -> None:
+        session = self._session
+        assert session is not None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(session.outbox.write_to(connection))
+                tasks.create_task(self._read(connection, session))
+                tasks.create_task(self._ping(session))
+                tasks.create_task(watch_silence(connection, self._settings.silence_limit))
+        except* (ConnectionLost, RemoteProtocolError, Incompatible) as group:
+            reason = "; ".join(str(error) for error in group.exceptions)
+            self._end_session(
+                _Failure(ErrorKind.NODE_FAILED, f"the connection to node {self._node!r} is lost: {reason}")
+            )
+
+    async def _ping(self, session: _Session) -> None:
+        while True:
+            session.outbox.put(Ping(), key="ping")
+            await asyncio.sleep(self._settings.ping_interval)
+
+    async def _read(self, connection: SocketConnection, session: _Session) -> None:
+        while True:
+            header = await connection.receive_header()
+            check_is_control(header.kind)
+            _dispatch(session, FROM_NODE.decode(await connection.receive_body(header.num_bytes)))
+
+    async def _current(self) -> _Session:
+        await self._attempted.wait()
+        if self._session is None:
+            raise self._failure.error()
+        return self._session
+
+    # --- NodeClient
+
+    async def replicate(self, order: ReplicationOrder) -> AsyncGenerator[ReplicationProgress]:
+        session = await self._current()
+        if order.order in session.orders:
+            raise LocalProtocolError(f"order {order.order} is placed already")
+        stream = session.orders[order.order] = _Stream[OrderProgress]()
+        try:
+            session.outbox.put(PlaceOrder(order=order.order, target=order.target, hashes=order.hashes))
+            while (message := await stream.next()) is not None:
+                yield _progress(message)
+                if message.done:
+                    return
+        finally:
+            session.orders.pop(order.order, None)
+
+    async def cancel(self, order: OrderId) -> None:
+        session = self._session
+        if session is not None:
+            session.outbox.put(CancelOrder(order=order))
+            if order in session.orders:
+                session.orders[order].cancel()
+
+    async def watch(self, watch: Watch) -> AsyncGenerator[Readiness]:
+        session = await self._current()
+        if watch.watch in session.watches:
+            raise LocalProtocolError(f"watch {watch.watch} stands already")
+        stream = session.watches[watch.watch] = _Stream[WatchReady]()
+        start = StartWatch(watch=watch.watch, hashes=watch.hashes, reserve_blocks=watch.reserve_blocks)
+        try:
+            session.outbox.put(start)
+            while (message := await stream.next()) is not None:
+                yield Readiness(watch=watch.watch, num_ready=message.num_ready)
+        finally:
+            session.watches.pop(watch.watch, None)
+            session.outbox.put(EndWatch(watch=watch.watch))
+
+    async def stats(self) -> NodeStats:
+        session = await self._current()
+        self._num_questions += 1
+        number = self._num_questions
+        stream = session.stats[number] = _Stream[StatsAnswer]()
+        try:
+            session.outbox.put(AskStats(request=number))
+            async with asyncio.timeout(self._settings.answer_timeout):
+                answer = await stream.next()
+        except TimeoutError as error:
+            raise NodeFailed(f"node {self._node!r} did not answer in {self._settings.answer_timeout} s") from error
+        finally:
+            session.stats.pop(number, None)
+        assert answer is not None
+        return self._stats_of(answer)
+
+    def _stats_of(self, answer: StatsAnswer) -> NodeStats:
+        if self._instance is None:
+            raise self._failure.error()
+        return NodeStats(
+            node=self._node,
+            instance=self._instance,
+            capacity_blocks=answer.capacity_blocks,
+            held_blocks=answer.held_blocks,
+            leased_blocks=answer.leased_blocks,
+            reserved_blocks=answer.reserved_blocks,
+            writing_blocks=answer.writing_blocks,
+            orders=answer.orders,
+            watches=answer.watches,
+            block_bytes=Bytes(answer.block_bytes),
+            sent_bytes=answer.sent_bytes,
+            received_bytes=answer.received_bytes,
+            evictions=answer.evictions,
+            digest_failures=answer.digest_failures,
+        )
+
+
+def _dispatch(session: _Session, message: FromNode) -> None:
+    """Hands a message to whoever waits for it. Those for calls that have ended are dropped."""
+    match message:
+        case OrderProgress(order=order):
+            if order in session.orders:
+                session.orders[order].put(message)
+        case OrderFailed(order=order):
+            if order in session.orders:
+                session.orders[order].fail(_Failure(message.error, message.reason))
+        case WatchReady(watch=watch):
+            if watch in session.watches:
+                session.watches[watch].put(message)
+        case WatchRefused(watch=watch):
+            if watch in session.watches:
+                session.watches[watch].fail(_Failure(message.error, message.reason))
+        case StatsAnswer(request=request):
+            if request in session.stats:
+                session.stats[request].put(message)
+        case Pong():
+            pass
+        case _:
+            assert_never(message)
+
+
+def _progress(message: OrderProgress) -> ReplicationProgress:
+    return ReplicationProgress(
+        order=OrderId(message.order),
+        num_missing=message.num_missing,
+        num_acknowledged=message.num_acknowledged,
+        sent_bytes=Bytes(message.sent_bytes),
+        rate=None if message.rate is None else BytesPerSecond(message.rate),
+        backlog=Bytes(message.backlog),
+        done=message.done,
+    )

@@ -1,0 +1,153 @@
+"""Lines between in-memory nodes, and what one node still owes another over them. Timed by the running loop, no tasks.
+
+A line serves one block at a time in the order of asking, so flows share it in turn. Cut, it loses what is on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from pdd.core.blocks import BlockHash
+from pdd.core.ids import OrderId
+from pdd.core.units import Bytes, BytesPerSecond, Seconds
+from pdd.kvnode.base import ReplicationOrder, ReplicationProgress
+
+RATE_WINDOW = Seconds(2.0)
+
+
+class MemoryLine:
+    """One direction of a line. ``rate`` and ``delay`` may be changed at any time; what is on its way keeps its own."""
+
+    def __init__(self, *, rate: BytesPerSecond, delay: Seconds) -> None:
+        self.rate = rate
+        self.delay = delay
+        self.is_cut = False
+        self._queue: deque[tuple[Bytes, Callable[[], None], Callable[[], None]]] = deque()
+        self._busy = False
+        self._epoch = 0
+
+    def send(self, num_bytes: Bytes, sent: Callable[[], None], arrived: Callable[[], None]) -> None:
+        """Calls ``sent`` when the last bit is on the line, ``arrived`` one delay later; neither if it is cut before."""
+        self._queue.append((num_bytes, sent, arrived))
+        if not self._busy and not self.is_cut:
+            self._serve()
+
+    def cut(self) -> None:
+        """Loses everything that is on it or waits for it."""
+        self.is_cut = True
+        self._busy = False
+        self._epoch += 1
+        self._queue.clear()
+
+    def restore(self) -> None:
+        self.is_cut = False
+
+    def after_delay(self, call: Callable[[], None]) -> None:
+        """Something tiny crosses: it takes only the delay. Control messages survive a cut (they are repeated)."""
+        asyncio.get_running_loop().call_later(self.delay, call)
+
+    def _serve(self) -> None:
+        num_bytes, sent, arrived = self._queue[0]
+        epoch = self._epoch
+        asyncio.get_running_loop().call_later(num_bytes / self.rate, lambda: self._sent(epoch, sent, arrived))
+        self._busy = True
+
+    def _sent(self, epoch: int, sent: Callable[[], None], arrived: Callable[[], None]) -> None:
+        if epoch != self._epoch:
+            return
+        self._busy = False
+        self._queue.popleft()
+        asyncio.get_running_loop().call_later(self.delay, lambda: self._arrived(epoch, arrived))
+        sent()
+        if self._queue and not self._busy:
+            self._serve()
+
+    def _arrived(self, epoch: int, arrived: Callable[[], None]) -> None:
+        if epoch == self._epoch:
+            arrived()
+
+
+@dataclass(slots=True)
+class StandingOrder:
+    """An order at its source. ``remaining`` is in order of the sequence; ``lacking`` is what the target said it lacks."""
+
+    order: ReplicationOrder
+    remaining: dict[BlockHash, None]
+    lacking: set[BlockHash] | None = None
+    sent_bytes: int = 0
+    failure: str | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def done(self) -> bool:
+        return not self.remaining
+
+    def answer(self, held: Iterable[BlockHash]) -> None:
+        """The target has said what it holds: the rest is to be sent."""
+        held = set(held)
+        self.remaining = {block: None for block in self.order.hashes if block not in held}
+        self.lacking = set(self.remaining)
+        self.changed.set()
+
+    def acknowledge(self, block: BlockHash) -> None:
+        """The target holds a block, whoever sent it."""
+        if self.lacking is not None and self.remaining.pop(block, block) is None:
+            self.changed.set()
+
+    def fail(self, why: str) -> None:
+        self.failure = why
+        self.changed.set()
+
+
+class Flow:
+    """What one node sends to another: its orders in turn, one block on the line at a time."""
+
+    def __init__(self, line: MemoryLine, block_bytes: Bytes) -> None:
+        self.line = line
+        self.orders: dict[OrderId, StandingOrder] = {}
+        self.sending = False
+        self.sent_bytes = 0
+        self._block_bytes = block_bytes
+        self._acknowledged: deque[tuple[float, int]] = deque()
+
+    def in_turn(self) -> list[StandingOrder]:
+        """The orders that may send now, the one whose turn it is first."""
+        return [order for order in self.orders.values() if order.lacking is not None]
+
+    def served(self, order: StandingOrder) -> None:
+        """It has had its turn: it goes to the end of the line."""
+        self.orders[order.order.order] = self.orders.pop(order.order.order)
+
+    def acknowledge(self, block: BlockHash) -> None:
+        """A block has arrived at the target."""
+        self._acknowledged.append((asyncio.get_running_loop().time(), self._block_bytes))
+        for order in tuple(self.orders.values()):
+            order.acknowledge(block)
+            if order.lacking is not None and order.done:
+                del self.orders[order.order.order]
+
+    def progress(self, order: StandingOrder) -> ReplicationProgress:
+        lacking = None if order.lacking is None else len(order.lacking)
+        return ReplicationProgress(
+            order=order.order.order,
+            num_missing=lacking,
+            num_acknowledged=0 if lacking is None else lacking - len(order.remaining),
+            sent_bytes=Bytes(order.sent_bytes),
+            rate=self._rate(),
+            backlog=Bytes(self._block_bytes * len({block for o in self.orders.values() for block in o.remaining})),
+            done=lacking is not None and order.done,
+        )
+
+    def _rate(self) -> BytesPerSecond | None:
+        """Acknowledged bytes over the window, or over the time since the first of them if that is shorter."""
+        now = asyncio.get_running_loop().time()
+        while self._acknowledged and self._acknowledged[0][0] < now - RATE_WINDOW:
+            self._acknowledged.popleft()
+        if len(self._acknowledged) < 2:
+            return None
+        since, first = self._acknowledged[0]
+        total = sum(num_bytes for _, num_bytes in self._acknowledged) - first
+        return BytesPerSecond(total / (now - since)) if now > since else None

@@ -1,0 +1,341 @@
+"""The way out to one target node: one connection, opened when there is something to send, reopened when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from pdd.core.blocks import BlockHash
+from pdd.core.errors import Incompatible, RemoteProtocolError
+from pdd.core.ids import NodeId
+from pdd.core.topology import Address
+from pdd.core.units import Bytes, BytesPerSecond, Seconds
+from pdd.index.blocks import Owner
+from pdd.kvnode.handshake import check_is_control, greet, hello
+from pdd.kvnode.store import NodeStore
+from pdd.protocol.frames import MAX_CONTROL_BYTES, encode_block_head, encode_control
+from pdd.protocol.peer import FROM_TARGET, ErrorKind, FromSource, PeerKind, Ping, Pong, Stored
+from pdd.protocol.rate import RateMeter
+from pdd.protocol.transfer import (
+    BlockToSend,
+    Command,
+    OrderChanged,
+    OrderEnded,
+    OrderKey,
+    Pin,
+    Send,
+    SourceTransfer,
+    Standing,
+    Unpin,
+)
+from pdd.transport.base import ConnectionLost
+from pdd.transport.tcp import SocketConnection, connect_tcp
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineSettings:
+    """How a node treats its lines to other nodes."""
+
+    peer_patience: Seconds = Seconds(10.0)
+    """How long a target may stay unreachable before the orders to it fail."""
+    retry_delay: Seconds = Seconds(0.25)
+    connect_timeout: Seconds = Seconds(3.0)
+    stall_timeout: Seconds = Seconds(2.0)
+    """With something unanswered, a line on which no byte moves for this long is taken for dead and opened anew."""
+    max_stall_timeout: Seconds = Seconds(16.0)
+    """It doubles up to this while nothing at all gets through between two stalls."""
+    ping_interval: Seconds = Seconds(1.0)
+    check_interval: Seconds = Seconds(0.25)
+    window_bytes: Bytes = Bytes(64 * 1024 * 1024)
+    rate_window: Seconds = Seconds(2.0)
+
+
+DEFAULT_LINE = LineSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderFailure:
+    """Why an order ended without success."""
+
+    error: ErrorKind
+    reason: str
+
+
+class OrderListener(Protocol):
+    """Whoever placed an order."""
+
+    def changed(self, standing: Standing) -> None:
+        """The order stands so now."""
+        ...
+
+    def ended(self, standing: Standing, failure: OrderFailure | None) -> None:
+        """The order is gone; the last call."""
+        ...
+
+
+class Sender:
+    """All orders of this node to one target; ``run`` belongs in a task group. Satisfies ``store.Outlet``."""
+
+    def __init__(self, *, target: NodeId, address: Address, store: NodeStore, settings: LineSettings) -> None:
+        self.target = target
+        self._address = address
+        self._store = store
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        block_bytes = store.kv_format.block_bytes
+        self._transfer = SourceTransfer(
+            block_bytes=block_bytes, window_bytes=settings.window_bytes, holds=store.index.holds
+        )
+        self._meter = RateMeter(settings.rate_window)
+        self._listeners: dict[OrderKey, OrderListener] = {}
+        self._outgoing: deque[FromSource] = deque()
+        self._wake = asyncio.Event()
+        self._work = asyncio.Event()
+        self._pin_owner = Owner(f"pins for {target}")
+        self._line_owner = Owner(f"line to {target}")
+        self._pinned: set[BlockHash] = set()
+        self._failure_kind = ErrorKind.NODE_FAILED
+        self._unreachable_since: float | None = None
+        self._stall_timeout: float = settings.stall_timeout
+        self._ping_sent_at: float | None = None
+
+    # --- orders
+
+    @property
+    def num_orders(self) -> int:
+        return self._transfer.num_orders
+
+    @property
+    def backlog(self) -> Bytes:
+        return self._transfer.backlog
+
+    def rate(self) -> BytesPerSecond | None:
+        """Acknowledged payload per second over the last busy seconds."""
+        return self._meter.rate(Seconds(self._loop.time()))
+
+    def standing(self, order: OrderKey) -> Standing:
+        return self._transfer.standing(order)
+
+    def place(self, order: OrderKey, hashes: Sequence[BlockHash], listener: OrderListener) -> None:
+        """Begins a standing order; the listener hears of it, perhaps before this returns."""
+        self._listeners[order] = listener
+        self._transfer.place(order, hashes)
+        self._work.set()
+        self._carry_out()
+
+    def cancel(self, order: OrderKey) -> None:
+        """Ends an order silently; unknown ones are ignored."""
+        self._listeners.pop(order, None)
+        self._transfer.cancel(order)
+        self._carry_out()
+
+    def _fail_all(self, error: ErrorKind, reason: str) -> None:
+        self._failure_kind = error
+        self._transfer.fail_all(reason)
+        self._carry_out()
+        self._failure_kind = ErrorKind.NODE_FAILED
+
+    # --- what the local index says
+
+    def block_held(self, block: BlockHash) -> None:
+        self._transfer.block_held(block)
+        self._carry_out()
+
+    def block_gone(self, block: BlockHash) -> None:
+        self._transfer.block_gone(block)
+
+    def block_refused(self, block: BlockHash) -> None:
+        self._transfer.block_refused(block)
+        self._carry_out()
+
+    def retry_held_back(self) -> None:
+        self._transfer.retry_held_back()
+        self._carry_out()
+
+    # --- commands
+
+    def _carry_out(self) -> None:
+        for command in self._transfer.take_commands():
+            self._do(command)
+        self._wake.set()
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case Send(message=message):
+                self._outgoing.append(message)
+            case Pin(hash=block):
+                self._pin(block)
+            case Unpin(hash=block):
+                self._unpin(block)
+            case OrderChanged(order=order, standing=standing):
+                if order in self._listeners:
+                    self._listeners[order].changed(standing)
+            case OrderEnded(order=order, standing=standing, failure=reason):
+                self._end(order, standing, reason)
+            case _:
+                assert_never(command)
+
+    def _end(self, order: OrderKey, standing: Standing, reason: str | None) -> None:
+        listener = self._listeners.pop(order, None)
+        if listener is not None:
+            failure = None if reason is None else OrderFailure(error=self._failure_kind, reason=reason)
+            listener.ended(standing, failure)
+
+    def _pin(self, block: BlockHash) -> None:
+        if block not in self._pinned and self._store.lease(self._pin_owner, (block,)):
+            self._pinned.add(block)
+
+    def _unpin(self, block: BlockHash) -> None:
+        if block in self._pinned:
+            self._pinned.discard(block)
+            self._store.release(self._pin_owner, (block,))
+
+    # --- the line
+
+    async def run(self) -> None:
+        """Keeps the line to the target while there are orders, for ever."""
+        while True:
+            await self._work.wait()
+            if not self._transfer.num_orders:
+                self._work.clear()
+                continue
+            connection = await self._connect()
+            if connection is not None:
+                try:
+                    await self._talk(connection)
+                finally:
+                    self._hang_up(connection)
+            await asyncio.sleep(self._settings.retry_delay)
+
+    async def _connect(self) -> SocketConnection | None:
+        try:
+            return await self._connect_and_greet()
+        except Incompatible as error:
+            logger.error("peer refused", extra={"peer": self.target, "reason": str(error)})  # noqa: TRY400
+            self._fail_all(ErrorKind.INCOMPATIBLE, f"node {self.target!r} can't be sent to: {error}")
+        except (ConnectionLost, RemoteProtocolError) as error:
+            self._note_unreachable(str(error))
+        return None
+
+    async def _connect_and_greet(self) -> SocketConnection:
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout):
+                connection = await connect_tcp(self._address, peer=f"node {self.target!r}")
+        except TimeoutError as error:
+            raise ConnectionLost(f"node {self.target!r} can't be reached at {self._address}: timed out") from error
+        try:
+            await self._introduce(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def _introduce(self, connection: SocketConnection) -> None:
+        store = self._store
+        greeting = hello(kind=PeerKind.NODE, name=store.node, instance=store.instance, kv_format=store.kv_format)
+        answer = await greet(connection, greeting, expected=self.target)
+        connection.open_up(max_control_bytes=MAX_CONTROL_BYTES, block_bytes=None)
+        self._transfer.connected(answer.instance)
+        self._carry_out()
+        logger.info("line opened", extra={"peer": self.target, "instance": answer.instance})
+
+    def _note_unreachable(self, reason: str) -> None:
+        """A line that opens and ends without a word from the target counts as none."""
+        now = self._loop.time()
+        if self._unreachable_since is None:
+            self._unreachable_since = now
+            logger.warning("peer unreachable", extra={"peer": self.target, "reason": reason})
+        elif now - self._unreachable_since >= self._settings.peer_patience:
+            self._unreachable_since = None
+            self._fail_all(ErrorKind.NODE_FAILED, f"unreachable for {self._settings.peer_patience} s: {reason}")
+
+    async def _talk(self, connection: SocketConnection) -> None:
+        """Runs the session until the line ends."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write(connection))
+                tasks.create_task(self._read(connection))
+                tasks.create_task(self._guard(connection))
+        except* (ConnectionLost, RemoteProtocolError, Incompatible) as group:
+            reason = "; ".join(str(error) for error in group.exceptions)
+            logger.warning("line lost", extra={"peer": self.target, "reason": reason})
+            self._note_unreachable(reason)
+
+    def _hang_up(self, connection: SocketConnection) -> None:
+        connection.close()
+        self._transfer.disconnected()
+        self._outgoing.clear()
+        self._ping_sent_at = None
+        self._meter.idle(Seconds(self._loop.time()))
+        self._carry_out()
+
+    async def _write(self, connection: SocketConnection) -> None:
+        while True:
+            if self._outgoing:
+                await connection.send(encode_control(self._outgoing.popleft()))
+                continue
+            block = self._transfer.next_block()
+            if block is None:
+                self._wake.clear()
+                await self._wake.wait()
+            else:
+                await self._send_block(connection, block)
+
+    async def _send_block(self, connection: SocketConnection, sent: BlockToSend) -> None:
+        store = self._store
+        slots = store.lease(self._line_owner, (sent.hash,))
+        if not slots:
+            # Either evicted before it could be pinned, or one more lease would take room promised to a watch.
+            self._transfer.put_back(sent)
+            if not store.index.holds(sent.hash):
+                self._transfer.block_gone(sent.hash)
+            return
+        try:
+            self._meter.busy(Seconds(self._loop.time()))
+            payload = store.arena.memory.view(slots[0])
+            await connection.send_block(encode_block_head(sent.hash, payload), payload)
+            store.counters.sent_bytes[self.target] += payload.nbytes
+        finally:
+            store.release(self._line_owner, (sent.hash,))
+
+    async def _read(self, connection: SocketConnection) -> None:
+        while True:
+            header = await connection.receive_header()
+            check_is_control(header.kind)
+            message = FROM_TARGET.decode(await connection.receive_body(header.num_bytes))
+            self._unreachable_since = None
+            self._transfer.received(message)
+            if isinstance(message, Stored):
+                self._stall_timeout = self._settings.stall_timeout
+                self._meter.acknowledged(Seconds(self._loop.time()), self._store.kv_format.block_bytes)
+            elif isinstance(message, Pong):
+                self._ping_sent_at = None
+            if not self._transfer.num_in_flight:
+                self._meter.idle(Seconds(self._loop.time()))
+            self._carry_out()
+
+    async def _guard(self, connection: SocketConnection) -> None:
+        """Pings, and gives a line up on which nothing moves although something should."""
+        progress, moved_at, next_ping = connection.progress(), self._loop.time(), 0.0
+        while True:
+            await asyncio.sleep(self._settings.check_interval)
+            now = self._loop.time()
+            if connection.progress() != progress or not self._awaits_something():
+                progress, moved_at = connection.progress(), now
+            elif now - moved_at > self._stall_timeout:
+                limit = self._stall_timeout
+                self._stall_timeout = min(2 * limit, self._settings.max_stall_timeout)
+                raise ConnectionLost(f"no byte moved for {limit} s")
+            if now >= next_ping and self._ping_sent_at is None:
+                self._ping_sent_at, next_ping = now, now + self._settings.ping_interval
+                self._outgoing.append(Ping())
+                self._wake.set()
+
+    def _awaits_something(self) -> bool:
+        return self._transfer.awaits_answer or self._ping_sent_at is not None
