@@ -4,10 +4,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
+import pytest
+
 from pdd.core.ids import WorkerId
 from pdd.core.kv_format import DType, uniform_attention_format
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineClient
+from pdd.engine.catalog import find_model
 from pdd.engine.scripted import Script, ScriptedEngine
 
 
@@ -44,4 +47,31 @@ async def scripted() -> AsyncGenerator[EngineUnderTest]:
     assert engine.num_open == 0
 
 
-FACTORIES: dict[str, Callable[[], AbstractAsyncContextManager[EngineUnderTest]]] = {"scripted": scripted}
+@asynccontextmanager
+async def embedded() -> AsyncGenerator[EngineUnderTest]:
+    pytest.importorskip("torch")
+    from pdd.engine.embedded.engine import EmbeddedSettings, open_embedded_engine
+
+    model = find_model("tiny-random")
+    settings = EmbeddedSettings(
+        worker=WorkerId("embedded"),
+        model=model,
+        cache_tokens=16_384,
+        max_model_tokens=model.max_model_tokens,
+        max_batch=4,
+        prefill_chunk_tokens=32,
+    )
+    async with open_embedded_engine(settings) as engine:
+        yield EngineUnderTest(
+            engine=engine,
+            vocab_size=model.vocab_size,
+            max_running=settings.max_batch,
+            long_answer=settings.max_model_tokens - 100,
+            prompt=tuple(range(20, 55)),
+        )
+
+
+FACTORIES: dict[str, Callable[[], AbstractAsyncContextManager[EngineUnderTest]]] = {
+    "scripted": scripted,
+    "embedded": embedded,
+}

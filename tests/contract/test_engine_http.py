@@ -162,6 +162,12 @@ async def test_tokens_before_a_broken_line_still_count():
     assert tokens_of(received) == (1, 2)
 
 
+async def test_a_line_that_breaks_after_the_finish_took_nothing_away():
+    cut_short = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + span([1, 2, 3], '"length"')
+    async with raw_client(cut_short) as client:
+        assert tokens_of(await collect(client, ASKED)) == (1, 2, 3)
+
+
 @pytest.mark.parametrize("reply", [b"", OK, OK + span([1])], ids=["no headers", "no span", "after a span"])
 async def test_silence_is_a_failed_worker_after_the_idle_timeout(reply: bytes):
     async with raw_client(reply, hold=True, idle_timeout=Seconds(0.1)) as client:

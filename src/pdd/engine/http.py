@@ -124,11 +124,9 @@ class HttpEngineClient:
                 raise await self._refusal(response)
             yield response
         finally:
-            # Back to the pool only if it was read to its end; else this cuts the line, and the engine aborts.
-            if response.content.at_eof():
-                response.release()
-            else:
-                response.close()
+            # A reply that was read to its end has already given its connection back. Any other is cut off here, at
+            # once: that is what makes the engine stop.
+            response.close()
 
     async def _post(self, body: bytes) -> ClientResponse:
         timeout = ClientTimeout(total=None, sock_connect=self._connect_timeout, sock_read=self._idle_timeout)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from pdd.core.units import Bytes, Seconds
 _logger = logging.getLogger(__name__)
 _FIRST_BACKOFF = Seconds(0.1)
 _LAST_BACKOFF = Seconds(5.0)
+_BATCH_BLOCKS = 16
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -57,7 +59,7 @@ class BlockStore(Protocol[LeaseT, SlotT]):
     def release(self, lease: LeaseT, /) -> None: ...
 
     def begin_write(self, hashes: Sequence[BlockHash], /) -> tuple[SlotT, ...]:
-        """Slots for those of ``hashes`` that are neither held nor being written. Raises CapacityExhausted."""
+        """Slots for those of ``hashes`` that are neither held nor being written; fewer, or CapacityExhausted, when full."""
         ...
 
     def commit(self, slots: Sequence[SlotT], /) -> None: ...
@@ -105,7 +107,10 @@ class ScriptKv:
         if not hashes:
             return
         self._cache.add(hashes)
-        self._link.attempt(lambda store: self._write(store, hashes))
+        # In batches, so that the node can send the first blocks on before the last ones are written.
+        for start in range(0, len(hashes), _BATCH_BLOCKS):
+            batch = hashes[start : start + _BATCH_BLOCKS]
+            self._link.attempt(partial(self._write, hashes=batch))
 
     def forget(self) -> None:
         """The engine's process died: its own cache and its connection are gone, the node's blocks are not."""

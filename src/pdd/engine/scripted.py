@@ -128,7 +128,8 @@ class ScriptedEngine:
     """Implements ``engine.base.EngineClient`` in process.
 
     ``script`` may be replaced at any time: each generation follows the one that it began with (the limits on running
-    ones are those given first). Close it to let go of its node.
+    ones are those given first). ``model`` is the name that it serves, by default that of the KV format. Close it to
+    let go of its node.
     """
 
     def __init__(
@@ -139,12 +140,14 @@ class ScriptedEngine:
         script: Script | None = None,
         max_model_tokens: int = 131_072,
         cache_tokens: int = 8192,
+        model: str | None = None,
         instance: str = "scripted",
         connect_store: ConnectStore | None = None,
     ) -> None:
         self.script = script or Script()
         self._worker = worker
         self._kv_format = kv_format
+        self._model = kv_format.model if model is None else model
         self._kv = ScriptKv(kv_format, cache_tokens=cache_tokens, connect=connect_store)
         self._max_model_tokens = max_model_tokens
         self._instance = instance
@@ -168,7 +171,7 @@ class ScriptedEngine:
         """See ``EngineClient.info``."""
         self._require_life()
         return EngineInfo(
-            model=self._kv_format.model,
+            model=self._model,
             max_model_tokens=self._max_model_tokens,
             block_tokens=self._kv_format.block_tokens,
             instance=f"{self._instance}-{self._num_lives}",

@@ -120,6 +120,17 @@ def test_its_own_output_is_cached_except_for_the_newest_token():
     assert run(duration()) == pytest.approx(4.0)
 
 
+def test_at_least_one_known_token_is_always_computed_anew():
+    async def duration() -> float:
+        worker = engine(Script(prefill_tokens_per_s=1.0, token_interval=0.0))
+        await collect(worker, generation(PROMPT[:20], max_tokens=1))
+        began = asyncio.get_running_loop().time()
+        await collect(worker, generation(PROMPT[:20], max_tokens=1))
+        return asyncio.get_running_loop().time() - began
+
+    assert run(duration()) == pytest.approx(1.0)
+
+
 def test_a_small_cache_forgets_the_tails_of_old_sequences_first():
     async def durations() -> tuple[float, float]:
         worker = engine(Script(prefill_tokens_per_s=1.0, token_interval=0.0), cache_tokens=20)
@@ -264,6 +275,11 @@ def test_death_ends_what_runs_and_what_waits_and_a_revived_engine_is_another_ins
         return failure.value
 
     run(scenario())
+
+
+def test_it_serves_under_the_name_of_its_kv_format_or_another():
+    assert run(engine().info()).model == "script"
+    assert run(engine(model="served").info()).model == "served"
 
 
 def test_an_unavailable_engine_refuses_to_begin():
