@@ -79,6 +79,7 @@ class FakeService:
     answers: list[FakeAnswer] = field(default_factory=list)
     cancelled: int = 0
     running: int = 0
+    any_opened: asyncio.Event = field(default_factory=asyncio.Event)
     all_left: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -93,6 +94,7 @@ class FakeService:
         answer.report.num_prompt_tokens = len(request.prompt)
         self.answers.append(answer)
         self.running += 1
+        self.any_opened.set()
         self.all_left.clear()
         try:
             yield answer

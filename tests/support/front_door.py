@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import aiohttp
 from tokenizers import Tokenizer
 
-from pdd.core.request import Role
+from pdd.core.request import FinishReason, Role
 from pdd.core.topology import TenantTable
 from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
@@ -38,11 +38,11 @@ class Door:
     health: list[Health]
     """Its last entry is what the front door is told."""
 
-    async def post(self, path: str, body: object, **headers: str) -> tuple[int, dict, dict]:
+    async def post(self, path: str, body: object, **headers: str) -> tuple[int, dict, Mapping[str, str]]:
         async with self.http.post(self.url + path, json=body, headers=headers) as response:
-            return response.status, await response.json(), dict(response.headers)
+            return response.status, await response.json(), response.headers
 
-    async def chat(self, **fields: object) -> tuple[int, dict, dict]:
+    async def chat(self, **fields: object) -> tuple[int, dict, Mapping[str, str]]:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], **fields}
         return await self.post("/v1/chat/completions", body)
 
@@ -53,10 +53,10 @@ class Door:
         return next((float(row.rsplit(" ", 1)[1]) for row in text.splitlines() if row.startswith(line + " ")), 0.0)
 
 
-def saying(text: str) -> Script:
+def saying(text: str, finish: FinishReason = FinishReason.LENGTH) -> Script:
     """A script that says ``text``, one token per span."""
     ids = find_model(MODEL).load_text().tokenizer.encode(text, add_special_tokens=False).ids
-    return lambda _: steps(*([token] for token in ids))
+    return lambda _: steps(*([token] for token in ids), finish=finish)
 
 
 @asynccontextmanager

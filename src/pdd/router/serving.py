@@ -127,15 +127,19 @@ class RequestRunner:
 
     async def _stream(self, job: Job, answer: Answer) -> None:
         text = AnswerText(self._codec.detokenizer(), job.stops)
-        async for span in answer:
+        finished = False
+        async for span in answer:  # to its end, also after the finish: the answer may have to tidy up there
             piece = text.push(span.tokens)
             await job.reply.show(piece.text, _trace(span, piece.num_tokens))
+            finished = span.finish_reason is not None
             if text.stopped:
                 answer.complete()
-            if text.stopped or span.finish_reason is not None:
+            if text.stopped or finished:
                 await self._finish(job, answer, text, span)
+            if text.stopped:
                 return
-        raise LocalProtocolError("an answer ended without a finish reason")
+        if not finished:
+            raise LocalProtocolError("an answer ended without a finish reason")
 
     async def _finish(self, job: Job, answer: Answer, text: AnswerText, last: EmittedSpan) -> None:
         rest = text.finish()

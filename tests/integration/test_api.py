@@ -1,0 +1,549 @@
+"""The front door over HTTP: shapes, streaming, errors, clients that leave. Behind it a fake service."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+
+import aiohttp
+import pytest
+
+from pdd.core.errors import CapacityExhausted, ConfigError, ContextTooLong, Unavailable, WorkerFailed
+from pdd.core.request import FinishReason, HandoffMode, Role, Route
+from pdd.core.topology import TenantTable
+from pdd.core.units import Bytes, Seconds
+from pdd.engine.catalog import find_model
+from pdd.router.admission import Limits
+from pdd.router.api import Health, WorkerCount, serve
+from pdd.router.base import Steering
+from pdd.router.tenants import Tenants
+from tests.support.fake_service import FakeService, Step, steps
+from tests.support.front_door import HEALTHY, LIMITS, MODEL, NOW, Door, front_door, saying
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
+
+QUESTION = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+
+
+async def stream(door: Door, path: str = "/v1/chat/completions", **fields) -> list:
+    """The decoded events of a streamed response; ``[DONE]`` as that string, an error event as ("error", body)."""
+    body = {**QUESTION, "stream": True, **fields}
+    async with door.http.post(door.url + path, json=body) as response:
+        assert response.status == 200, await response.text()
+        assert response.content_type == "text/event-stream"
+        return parse_events(await response.text())
+
+
+def parse_events(text: str) -> list:
+    events = []
+    for block in text.split("\n\n")[:-1]:
+        *kind, data = block.split("\n")
+        value = data.removeprefix("data: ")
+        decoded = value if value == "[DONE]" else json.loads(value)
+        events.append(("error", decoded) if kind == ["event: error"] else decoded)
+    return events
+
+
+def text_of(chunks: list) -> str:
+    return "".join(
+        choice["delta"].get("content", "") for chunk in chunks if chunk != "[DONE]" for choice in chunk["choices"]
+    )
+
+
+# Shapes
+
+
+async def test_an_unstreamed_chat_has_openais_shape():
+    async with front_door(FakeService(script=saying("hi there"))) as door:
+        status, body, headers = await door.chat()
+    assert status == 200
+    request = door.service.requests[0]
+    assert body == {
+        "id": f"chatcmpl-{request.request_id}",
+        "object": "chat.completion",
+        "created": int(NOW),
+        "model": MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "hi there", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "length",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": len(request.prompt),
+            "completion_tokens": len(door.tokenizer.encode("hi there").ids),
+            "total_tokens": len(request.prompt) + len(door.tokenizer.encode("hi there").ids),
+        },
+    }
+    assert headers["X-Request-Id"] == request.request_id
+
+
+async def test_an_unstreamed_completion_has_openais_shape():
+    async with front_door(FakeService(script=saying("there"))) as door:
+        status, body, _ = await door.post("/v1/completions", {"model": MODEL, "prompt": "hi ", "max_tokens": 9})
+    assert status == 200
+    assert body["object"] == "text_completion"
+    assert body["id"].startswith("cmpl-")
+    assert body["choices"] == [{"index": 0, "text": "there", "logprobs": None, "finish_reason": "length"}]
+    assert door.service.requests[0].prompt == tuple(door.tokenizer.encode("hi ").ids)
+    assert door.service.requests[0].max_tokens == 9
+
+
+async def test_a_streamed_chat_opens_with_the_role_and_ends_with_the_reason_usage_and_done():
+    async with front_door(FakeService(script=saying("hi!"))) as door:
+        *chunks, done = await stream(door, stream_options={"include_usage": True})
+    assert done == "[DONE]"
+    assert {chunk["id"] for chunk in chunks} == {f"chatcmpl-{door.service.requests[0].request_id}"}
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert text_of(chunks) == "hi!"
+    assert chunks[-2]["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length"}]
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == len(door.tokenizer.encode("hi!").ids)
+
+
+async def test_without_include_usage_no_chunk_mentions_usage_nor_anything_of_pdd():
+    async with front_door(FakeService(script=saying("hi!"))) as door:
+        *chunks, _ = await stream(door)
+    assert not any("usage" in chunk or "pdd" in chunk for chunk in chunks)
+    assert all(chunk["choices"] for chunk in chunks)
+
+
+async def test_a_streamed_completion_carries_text():
+    async with front_door(FakeService(script=saying("hi!"))) as door:
+        body = {"model": MODEL, "prompt": [5, 6], "stream": True}
+        async with door.http.post(door.url + "/v1/completions", json=body) as response:
+            *chunks, done = parse_events(await response.text())
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "hi!"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert door.service.requests[0].prompt == (5, 6)
+
+
+async def test_models_are_listed_and_found():
+    async with front_door(FakeService(script=saying(""))) as door:
+        async with door.http.get(door.url + "/v1/models") as response:
+            listed = await response.json()
+        async with door.http.get(f"{door.url}/v1/models/{MODEL}") as response:
+            found = await response.json()
+        async with door.http.get(door.url + "/v1/models/gpt-9") as response:
+            missing = response.status, (await response.json())["error"]["code"]
+    assert listed["data"] == [found]
+    assert (found["id"], found["object"], found["max_model_len"]) == (MODEL, "model", LIMITS.max_model_tokens)
+    assert missing == (404, "model_not_found")
+
+
+# What reaches the service
+
+
+async def test_options_reach_the_service():
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "seed": -1,
+        "max_completion_tokens": 11,
+        "stop_token_ids": [3],
+        "pdd": {"route": "relay", "handoff": "one_shot", "handoff_after_tokens": 2},
+    }
+    async with front_door(FakeService(script=saying("x"))) as door:
+        await door.chat(**fields)
+        await door.chat(**fields, ignore_eos=True)
+    first, second = door.service.requests
+    sampling = first.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 7, 2**63 - 1)
+    assert first.max_tokens == 11
+    assert first.stop_token_ids > {3}
+    assert second.stop_token_ids == {3}
+    assert first.steering == Steering(route=Route.RELAY, handoff=HandoffMode.ONE_SHOT, handoff_after_tokens=2)
+
+
+async def test_requests_without_a_seed_get_different_ones_and_distinct_ids():
+    async with front_door(FakeService(script=saying("x"))) as door:
+        for _ in range(3):
+            await door.chat()
+    assert len({request.sampling.seed for request in door.service.requests}) == 3
+    assert len({request.request_id for request in door.service.requests}) == 3
+    assert all(0 <= request.sampling.seed < 2**63 for request in door.service.requests)
+
+
+async def test_a_chat_without_max_tokens_gets_what_fits_up_to_a_cap():
+    limits = Limits(max_model_tokens=100, default_chat_tokens=64)
+    async with front_door(FakeService(script=saying("x")), limits=limits) as door:
+        await door.chat(messages=[{"role": "user", "content": "a"}])
+        await door.chat(messages=[{"role": "user", "content": "b1 " * 12}])
+    short, long = door.service.requests
+    assert short.max_tokens == 64
+    assert long.max_tokens == 100 - len(long.prompt) < 64
+
+
+async def test_cache_salts_separate_requests_of_one_tenant():
+    async with front_door(FakeService(script=saying("x"))) as door:
+        for salt in (None, "a", "b", "a"):
+            await door.chat(pdd={"cache_salt": salt})
+    salts = [request.salt for request in door.service.requests]
+    assert len(set(salts)) == 3
+    assert salts[1] == salts[3]
+
+
+async def test_the_next_turn_extends_the_token_ids_of_the_previous_one():
+    async with front_door(FakeService(script=lambda _: [])) as door:
+        letters = [door.tokenizer.token_to_id(letter) for letter in "tentative"]
+        door.service.script = lambda _: steps(*([letter] for letter in letters))
+        _, first, _ = await door.chat()
+        answer = first["choices"][0]["message"]
+        await door.chat(messages=[*QUESTION["messages"], answer, {"role": "user", "content": "and?"}])
+    question, following = door.service.requests
+    assert following.prompt[: len(question.prompt) + len(letters)] == (*question.prompt, *letters)
+
+
+# Stop strings
+
+
+async def test_a_stop_string_across_a_hand_off_ends_the_answer_and_completes_it():
+    async with front_door(FakeService(script=lambda _: [])) as door:
+        ids = [door.tokenizer.encode(piece).ids for piece in ("one S", "TO", "P two")]
+        door.service.script = lambda _: steps(*ids)
+        _, whole, _ = await door.chat(stop="STOP")
+        *chunks, _ = await stream(door, stop=["never", "STOP"])
+    assert whole["choices"][0]["message"]["content"] == text_of(chunks) == "one "
+    assert whole["choices"][0]["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert whole["usage"]["completion_tokens"] == len(ids[0]) + len(ids[1]) + 1
+    assert all(answer.completed for answer in door.service.answers)
+
+
+# Traces
+
+
+async def test_a_traced_stream_names_who_computed_which_token_even_while_text_is_withheld():
+    async with front_door(FakeService(script=lambda _: [])) as door:
+        ids = [door.tokenizer.encode(piece).ids for piece in ("ab", "ST", "x")]
+        door.service.script = lambda _: steps(*ids)
+        *chunks, done = await stream(door, stop="STOP", pdd={"trace": True})
+    assert done == "[DONE]"
+    *told, last = chunks
+    spans = [chunk["pdd"] for chunk in told]
+    assert [span["role"] for span in spans][:3] == ["prefill", "relay_decode", "main_decode"]
+    assert spans[1] == {
+        "role": "relay_decode",
+        "worker": "relay_decode-0",
+        "first_position": len(ids[0]),
+        "token_ids": ids[1],
+    }
+    assert told[1]["choices"][0]["delta"] == {"content": ""}
+    assert [token for span in spans for token in span["token_ids"]] == [token for span in ids for token in span]
+    report = last["pdd"]["report"]
+    assert last["choices"] == []
+    assert (report["route"], report["wan_kv_bytes"], report["ttft_s"]) == ("relay", 1000, 0.5)
+    assert report["tokens_by_role"]["relay_decode"] == len(ids[1])
+    assert report["events"] == [{"at": 0.25, "name": "prefill_done", "worker": "p-0"}]
+
+
+async def test_a_traced_unstreamed_response_lists_spans_and_report():
+    async with front_door(FakeService(script=saying("abc"))) as door:
+        _, body, _ = await door.chat(pdd={"trace": True})
+    spans = body["pdd"]["spans"]
+    assert [token for span in spans for token in span["token_ids"]] == door.tokenizer.encode("abc").ids
+    assert body["pdd"]["report"]["num_prompt_tokens"] == len(door.service.requests[0].prompt)
+
+
+async def test_a_trace_leaves_out_tokens_after_the_stop_string():
+    async with front_door(FakeService(script=lambda _: [])) as door:
+        door.service.script = lambda _: steps(door.tokenizer.encode("xyEND12345").ids)
+        _, body, _ = await door.chat(stop="END", pdd={"trace": True})
+    assert body["pdd"]["spans"][0]["token_ids"] == door.tokenizer.encode("xyEND").ids
+
+
+# The end of an exchange and of a request are not the same
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_an_answer_is_delivered_while_its_transfer_still_goes_on_and_the_next_turn_can_come(streamed):
+    service = FakeService(script=saying("hi"), transfer=asyncio.Event())
+    async with front_door(service) as door:
+        for _ in range(2):  # the second over the same connection
+            if streamed:
+                assert (await stream(door))[-1] == "[DONE]"
+            else:
+                assert (await door.chat())[0] == 200
+        assert service.running == 2
+        assert await door.metric("pdd_requests_in_flight") == 2
+        service.transfer.set()
+        await service.all_left.wait()
+    assert service.cancelled == 0
+
+
+async def test_a_client_that_leaves_after_the_answer_does_not_cancel_the_transfer():
+    service = FakeService(script=saying("hi"), transfer=asyncio.Event())
+    async with front_door(service) as door:
+        url = door.url + "/v1/chat/completions"
+        async with aiohttp.ClientSession() as leaving, leaving.post(url, json=QUESTION) as response:
+            await response.read()
+        assert (await door.chat())[0] == 200
+        assert service.running == 2
+        service.transfer.set()
+        await service.all_left.wait()
+    assert service.cancelled == 0
+
+
+async def raw_connection(door: Door) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = door.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def ask(writer: asyncio.StreamWriter, question: dict) -> None:
+    body = json.dumps(question).encode()
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    await writer.drain()
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_client_that_leaves_in_the_middle_cancels_the_request(streamed):
+    service = FakeService(script=lambda _: [Step(tokens=(70,)), Step(tokens=(71,), gate=asyncio.Event())])
+    async with front_door(service) as door:
+        reader, writer = await raw_connection(door)
+        await ask(writer, {**QUESTION, "stream": streamed})
+        await service.any_opened.wait()
+        if streamed:
+            await reader.readuntil(b"assistant")
+        writer.close()
+        await writer.wait_closed()
+        await service.all_left.wait()
+        assert service.cancelled == 1
+        assert await door.metric('pdd_requests_total{outcome="client_left",route="none"}') == 1
+        assert await door.metric("pdd_requests_in_flight") == 0
+
+
+async def test_a_client_that_stops_reading_is_given_up():
+    """Traced spans until the socket's buffers are full, and nobody reads them. Textless tokens, for speed."""
+    limits = Limits(max_model_tokens=256, write_timeout_s=Seconds(0.1))
+    textless = min(find_model(MODEL).load_text().stop_token_ids)
+    service = FakeService(script=lambda _: [Step(tokens=(textless,) * 20_000) for _ in range(400)])
+    async with front_door(service, limits=limits) as door:
+        _, writer = await raw_connection(door)
+        await ask(writer, {**QUESTION, "stream": True, "pdd": {"trace": True}})
+        await service.any_opened.wait()
+        await service.all_left.wait()
+        writer.transport.abort()
+        assert service.cancelled == 1
+        assert await door.metric('pdd_requests_total{outcome="client_left",route="none"}') == 1
+
+
+async def test_shutting_down_cancels_what_still_runs():
+    service = FakeService(script=lambda _: [Step(tokens=(70,)), Step(tokens=(71,), gate=asyncio.Event())])
+    async with front_door(service) as door:
+        reader, writer = await raw_connection(door)
+        await ask(writer, {**QUESTION, "stream": True})
+        await reader.readuntil(b"assistant")
+    writer.close()
+    assert service.running == 0
+    assert service.cancelled == 1
+
+
+# Errors
+
+
+async def refused(door: Door, **fields) -> tuple[int, dict, Mapping[str, str]]:
+    status, body, headers = await door.chat(**fields)
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return status, body["error"], headers
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(
+    ("error", "status", "retry_after", "code"),
+    [
+        (Unavailable("main decode is not up", retry_after_s=Seconds(2.2)), 503, "3", "unavailable"),
+        (CapacityExhausted("no room", retry_after_s=Seconds(0.1)), 503, "1", "unavailable"),
+        (WorkerFailed("secret detail"), 503, "1", "unavailable"),
+        (ContextTooLong("arena too small", code="context_length_exceeded"), 400, None, "context_length_exceeded"),
+        (RuntimeError("secret detail"), 500, None, "internal_error"),
+    ],
+)
+async def test_an_error_before_the_first_token_is_a_proper_status(streamed, error, status, retry_after, code):
+    async with front_door(FakeService(script=lambda _: [Step(error=error)])) as door:
+        got, body, headers = await refused(door, stream=streamed)
+    assert (got, body["code"]) == (status, code)
+    assert headers.get("Retry-After") == retry_after
+    assert "secret" not in json.dumps(body)
+
+
+async def test_a_service_that_refuses_to_open_is_a_proper_status():
+    service = FakeService(script=saying("x"), opening=CapacityExhausted("queue full", retry_after_s=Seconds(4)))
+    async with front_door(service) as door:
+        status, body, headers = await refused(door, stream=True)
+        assert await door.metric('pdd_requests_total{outcome="unavailable",route="none"}') == 1
+    assert (status, body["message"], headers["Retry-After"]) == (503, "queue full", "4")
+
+
+async def test_an_error_wrapped_by_a_task_group_is_the_same_error():
+    error = ExceptionGroup("tasks", [ExceptionGroup("inner", [Unavailable("gone", retry_after_s=Seconds(1))])])
+    async with front_door(FakeService(script=lambda _: [Step(error=error)])) as door:
+        status, _, _ = await refused(door)
+    assert status == 503
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (Unavailable("no route is left", retry_after_s=Seconds(1)), "service_unavailable"),
+        (RuntimeError("secret detail"), "server_error"),
+    ],
+)
+async def test_an_error_after_the_first_token_is_a_typed_event_and_the_end(error, kind):
+    async with front_door(FakeService(script=lambda _: [Step(tokens=(70,)), Step(error=error)])) as door:
+        first, last = await stream(door)
+        assert await door.metric("pdd_requests_in_flight") == 0
+    assert first["choices"][0]["delta"]["role"] == "assistant"
+    assert last[0] == "error"
+    assert last[1]["error"]["type"] == kind
+    assert "secret" not in json.dumps(last)
+
+
+async def test_an_answer_without_a_finish_is_an_error_not_an_empty_200():
+    async with front_door(FakeService(script=lambda _: [])) as door:
+        status, body, _ = await refused(door)
+    assert (status, body["code"]) == (500, "internal_error")
+
+
+async def test_an_unstreamed_answer_that_breaks_is_an_error_not_half_an_answer():
+    broken = [Step(tokens=(70,)), Step(error=Unavailable("gone", retry_after_s=Seconds(1)))]
+    async with front_door(FakeService(script=lambda _: broken)) as door:
+        status, _, _ = await refused(door)
+    assert status == 503
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param", "code"),
+    [
+        ({"model": "gpt-9"}, 404, "model", "model_not_found"),
+        ({"temperature": 3}, 400, "temperature", "invalid_value"),
+        ({"tools": [{}]}, 400, "tools", "unsupported_parameter"),
+        ({"messages": []}, 400, "messages", "empty_prompt"),
+        ({"stop_token_ids": [512]}, 400, "stop_token_ids", "invalid_token_id"),
+        ({"max_tokens": 300}, 400, "max_tokens", "context_length_exceeded"),
+        ({"messages": [{"role": "user", "content": "b1" * 300}]}, 400, "messages", "context_length_exceeded"),
+    ],
+)
+async def test_a_wrong_request_is_refused_in_openais_format_and_counted(fields, status, param, code):
+    async with front_door(FakeService(script=saying("x"))) as door:
+        got, error, _ = await refused(door, **fields)
+        assert await door.metric('pdd_requests_total{outcome="refused",route="none"}') == 1
+    assert (got, error["param"], error["code"]) == (status, param, code)
+    assert error["type"] == "invalid_request_error"
+    assert not door.service.requests
+
+
+async def test_a_prompt_that_is_too_long_names_its_tokens_the_budget_and_the_limit():
+    async with front_door(FakeService(script=saying("x"))) as door:
+        _, body, _ = await door.post("/v1/completions", {"model": MODEL, "prompt": [5] * 250, "max_tokens": 7})
+    message = body["error"]["message"]
+    assert "250 tokens" in message
+    assert "max_tokens is 7" in message
+    assert "limit is 256" in message
+
+
+@pytest.mark.parametrize("prompt", ["", [], [""], [[]]])
+async def test_an_empty_prompt_is_refused(prompt):
+    async with front_door(FakeService(script=saying("x"))) as door:
+        status, body, _ = await door.post("/v1/completions", {"model": MODEL, "prompt": prompt})
+    assert (status, body["error"]["code"]) == (400, "empty_prompt")
+
+
+async def test_invalid_json_an_unknown_path_and_a_wrong_method_are_answered_in_openais_format():
+    async with front_door(FakeService(script=saying("x"))) as door:
+        url = door.url + "/v1/chat/completions"
+        async with door.http.post(url, data=b"{nonsense") as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (400, "invalid_json")
+        async with door.http.get(url) as response:
+            assert (response.status, "POST" in (await response.json())["error"]["message"]) == (405, True)
+        async with door.http.get(door.url + "/nowhere") as response:
+            assert (response.status, "no such path" in (await response.json())["error"]["message"]) == (404, True)
+
+
+async def test_a_body_over_the_limit_is_refused():
+    limits = Limits(max_model_tokens=256, max_body_bytes=Bytes(1000))
+    async with front_door(FakeService(script=saying("x")), limits=limits) as door:
+        status, error, _ = await refused(door, user="x" * 2000)
+    assert status == 413
+    assert "1000" in error["message"]
+
+
+async def test_a_body_that_does_not_arrive_is_given_up():
+    limits = Limits(max_model_tokens=256, body_timeout_s=Seconds(0.05))
+    async with front_door(FakeService(script=saying("x")), limits=limits) as door:
+        reader, writer = await raw_connection(door)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        answer = await reader.readuntil(b"body_timeout")
+        writer.close()
+        await writer.wait_closed()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+# Tenants, identity, health
+
+
+async def test_keys_name_tenants_and_keep_their_caches_apart():
+    tables = [TenantTable(name="alice", api_key="ka"), TenantTable(name="bob", api_key="kb")]
+    async with front_door(FakeService(script=saying("x")), tenants=tables) as door:
+        for key in ("ka", "kb"):
+            status, _, _ = await door.post("/v1/chat/completions", QUESTION, Authorization=f"Bearer {key}")
+            assert status == 200
+        status, body, headers = await door.post("/v1/chat/completions", QUESTION, Authorization="Bearer kc")
+        async with door.http.get(door.url + "/v1/models") as response:
+            assert response.status == 401
+        async with door.http.get(door.url + "/health") as response:
+            assert response.status == 200
+    assert (status, body["error"]["code"], headers["WWW-Authenticate"]) == (401, "invalid_api_key", "Bearer")
+    alice, bob = door.service.requests
+    assert (alice.tenant, bob.tenant) == ("alice", "bob")
+    assert alice.salt != bob.salt
+
+
+async def test_a_well_formed_request_id_is_echoed_and_a_strange_one_replaced():
+    async with front_door(FakeService(script=saying("x"))) as door:
+        for claimed, kept in (("trace-1.a", True), ("x" * 200, False), ("a b", False)):
+            _, body, headers = await door.post("/v1/chat/completions", QUESTION, **{"X-Request-Id": claimed})
+            assert (headers["X-Request-Id"] == claimed) is kept
+            assert claimed not in body["id"]
+        async with door.http.get(door.url + "/nowhere") as response:
+            assert response.headers["X-Request-Id"]
+
+
+async def test_health_says_who_is_up_and_whether_a_request_could_be_served():
+    async with front_door(FakeService(script=saying("x"))) as door:
+        async with door.http.get(door.url + "/health") as response:
+            assert response.status == 200
+            assert await response.json() == {
+                "status": "ok",
+                "model": MODEL,
+                "roles": {str(role): {"up": 1, "configured": 1} for role in HEALTHY.workers},
+            }
+        door.health.append(Health(can_serve=False, workers={Role.PREFILL: WorkerCount(up=0, configured=1)}))
+        async with door.http.get(door.url + "/health") as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "1")
+            assert (await response.json())["roles"] == {"prefill": {"up": 0, "configured": 1}}
+
+
+async def test_a_port_in_use_is_a_configuration_error():
+    async with front_door(FakeService(script=saying("x"))) as door:
+        port = int(door.url.rsplit(":", 1)[1])
+        with pytest.raises(ConfigError, match=str(port)):
+            async with serve(aiohttp.web.Application(), host="127.0.0.1", port=port, tenants=Tenants()):
+                pass
+
+
+async def test_listening_to_others_without_keys_is_refused():
+    with pytest.raises(ConfigError, match="tenants"):
+        async with serve(aiohttp.web.Application(), host="0.0.0.0", port=0, tenants=Tenants()):
+            pass
+
+
+async def test_a_finished_answer_says_why_it_ended():
+    script = [Step(tokens=(70,)), Step(finish=FinishReason.STOP)]
+    async with front_door(FakeService(script=lambda _: script)) as door:
+        _, body, _ = await door.chat()
+    assert body["choices"][0]["finish_reason"] == "stop"
