@@ -4,7 +4,6 @@ from pdd.core.request import Route
 from tests.support.relay_play import LENGTH, MAIN, PREFILL, RELAY, STOP, Play
 from tests.support.relay_scripts import Script
 
-
 # Prefill, before the first token --------------------------------------------------------------------------------------
 
 
@@ -150,8 +149,10 @@ def a_main_lost_in_an_extend_lets_relay_decode_finish(m):
     play.on(play.catch_up(), play.extend(5, 2))
     play.on(play.lost(5))
     play.on(play.extended(5))
+    play.on(play.lost(5))
     play.on(play.tokens(4, 2, 12), play.emit(4, RELAY, 2, 12))
     play.on(play.tokens(4, 3, 13, finish=STOP), play.emit(4, RELAY, 3, 13), play.finish(STOP))
+    play.on(play.lost(5))
 
 
 def a_capped_relay_goes_on_uncapped_when_main_was_lost_in_an_extend(m):
@@ -171,7 +172,7 @@ def a_capped_relay_goes_on_uncapped_when_main_was_lost_in_an_extend(m):
 
 
 def a_decoder_that_contradicts_what_is_out_is_stopped_and_replaced(m):
-    for first, tokens in [(3, (13,)), (-1, (9, 10, 11, 12)), (1, (66, 12)), (0, (66,)), (3, ())]:
+    for first, tokens in [(3, (13,)), (-1, (9, 10, 11, 12)), (-1, (11,)), (1, (66, 12)), (0, (66,)), (3, ())]:
         play = Play(m)
         play.relaying()
         play.on(play.tokens(4, first, *tokens), play.stop(4), play.decode(5, PREFILL, 2, 6))
@@ -233,6 +234,15 @@ def when_everybody_is_lost_they_are_tried_again_a_bounded_number_of_times(m):
     play.on(play.lost(attempt), play.decode(attempt + 1, PREFILL, 2, 6))
     play.on(play.lost(attempt + 1), play.decode(attempt + 2, MAIN, 2, 6))
     play.on(play.lost(attempt + 2), play.fail("no worker is left that could go on"))
+
+
+def a_recovery_timer_that_fires_late_forgets_nobody(m):
+    play = Play(m)
+    play.main_decoding()
+    play.on(play.lost(4), play.decode(5, RELAY, 2, 6))
+    play.on(play.fired("RECOVER"))
+    play.on(play.lost(5), play.decode(6, PREFILL, 2, 6))
+    play.on(play.lost(6), play.timer("RECOVER", 1.0))
 
 
 def a_token_after_a_recovery_starts_the_count_anew(m):
@@ -298,6 +308,7 @@ FAULT_SCRIPTS: tuple[Script, ...] = (
     an_end_before_what_is_out_says_nothing_about_the_answer,
     events_of_other_attempts_are_ignored,
     when_everybody_is_lost_they_are_tried_again_a_bounded_number_of_times,
+    a_recovery_timer_that_fires_late_forgets_nobody,
     a_token_after_a_recovery_starts_the_count_anew,
     mains_kv_that_arrives_while_all_wait_is_kept_for_the_next_round,
     too_many_lost_decoders_fail_the_request,

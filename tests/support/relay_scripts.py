@@ -60,6 +60,18 @@ def answers_to_questions_that_nobody_asked_are_refused(m):
     play.refuses(play.one_shot())
 
 
+def words_of_no_known_kind_are_programming_errors(m):
+    play = Play(m)
+    play.relaying()
+    play.on(play.ready(1), play.ask_handoff(2, None, 0))
+    for nonsense in ("tokens", m.TimerFired(timer="lunch"), m.HandoffChosen(mode="maybe")):
+        try:
+            play.relay.receive(nonsense)
+        except AssertionError:
+            continue
+        raise ValueError(f"{nonsense} was taken")
+
+
 # Prefill --------------------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +180,14 @@ def p_md_that_may_not_turn_is_not_asked_again(m):
     play.on(play.fired("REROUTE"))
     play.on(play.ready(2))
     play.on(play.ready(1), play.decode(4, MAIN, 1, 7))
+
+
+def p_md_without_a_prepared_relay_sends_it_nothing(m):
+    play = Play(m, prepare_relay=False)
+    play.start(play.replicate(1, MAIN), play.decode(2, PREFILL, 0, 1))
+    play.on(play.tokens(2, 0, 10, finish=LENGTH), play.emit(2, PREFILL, 0, 10), play.ask_route())
+    play.on(play.route(Route.DIRECT), play.timer("REROUTE", 0.25))
+    play.on(play.client_left(), play.cancel(1), play.finish(None))
 
 
 def a_relay_that_waits_for_its_kv_is_not_asked_again(m):
@@ -325,6 +345,7 @@ def a_cap_reached_during_an_extend_lets_main_take_over(m):
         play.decode(6, MAIN, 3, 5),
     )
     play.on(play.extended(5))
+    play.on(play.client_left(), play.stop(6), play.finish(None))
 
 
 # Spans ----------------------------------------------------------------------------------------------------------------
@@ -428,6 +449,7 @@ SCRIPTS: tuple[Script, ...] = (
     it_is_started_once_and_before_any_event,
     it_tells_what_was_emitted_and_whether_it_is_over,
     answers_to_questions_that_nobody_asked_are_refused,
+    words_of_no_known_kind_are_programming_errors,
     without_a_prepared_relay_only_main_gets_the_prompt,
     a_prefill_that_gives_the_stop_token_ends_the_answer_and_mains_transfer_goes_on,
     one_token_is_an_answer,
@@ -441,6 +463,7 @@ SCRIPTS: tuple[Script, ...] = (
     p_md_turns_into_a_relay,
     p_md_turning_into_a_relay_finds_main_ready_meanwhile,
     p_md_that_may_not_turn_is_not_asked_again,
+    p_md_without_a_prepared_relay_sends_it_nothing,
     a_relay_that_waits_for_its_kv_is_not_asked_again,
     one_shot_stops_relay_decode_before_main_starts,
     main_that_is_ready_first_decodes_at_once,

@@ -4,6 +4,7 @@
 itself; it raises ``Violation`` when a rule of the relay is broken. It never reads the relay's private state.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from types import ModuleType
@@ -42,7 +43,7 @@ class Weather:
     leaving: float = 0.0
     completing: float = 0.0
     down: frozenset[Role] = frozenset()
-    """Roles that no engine ever serves."""
+    """Roles that no engine serves after the first token."""
     blackout: int = 0
     """After the first token nobody is up until this many recovery timers have fired."""
 
@@ -105,6 +106,20 @@ class World:
 
     def __post_init__(self) -> None:
         self.relay = self.m.Relay(self.m.RelayPlan(num_prompt_tokens=len(self.prompt), **self.plan))
+        m = self.m
+        self.handlers: dict[type, Callable[[Any], None]] = {
+            m.Replicate: self.on_replicate,
+            m.CancelReplication: self.on_cancel_replication,
+            m.StartDecode: self.on_start_decode,
+            m.StartExtend: self.on_start_extend,
+            m.Stop: self.on_stop,
+            m.Emit: self.on_emit,
+            m.AskRoute: self.on_ask_route,
+            m.AskHandoff: self.on_ask_handoff,
+            m.SetTimer: self.on_set_timer,
+            m.Finish: self.on_finish,
+            m.Fail: self.on_fail,
+        }
         self.max_tokens: int = self.plan["max_tokens"]
         self.stops: frozenset[int] = self.plan["stop_token_ids"]
         self.reference, self.reason = self._reference()
@@ -126,6 +141,7 @@ class World:
         self.left = False
         self.completed = False
         self.route_questions = 0
+        self.handing_over = False
 
     def _reference(self) -> tuple[tuple[int, ...], FinishReason]:
         answer: list[int] = []
@@ -155,7 +171,7 @@ class World:
             self.hostile()
             if self.over:
                 return
-        if self.questions:
+        if self.questions and not (weather.hostile and random.random() > 0.7):
             self.answer(self.questions.pop())
             return
         if weather.leaving and random.random() < weather.leaving:
@@ -169,13 +185,13 @@ class World:
         actors: list[Any] = [e for e in self.engines.values() if e.speaking]
         actors += [t for t in self.transfers.values() if t.state == "moving" and not t.released]
         actors += sorted(self.timers)
-        demand(bool(actors), "something is always awaited")
-        actor = random.choice(actors)
+        demand(bool(actors or self.questions), "something is always awaited")
+        actor = random.choice(actors or [None])
         if isinstance(actor, Engine):
             self.run_engine(actor)
         elif isinstance(actor, Transfer):
             self.run_transfer(actor)
-        else:
+        elif actor is not None:
             self.fire(actor)
 
     def answer(self, question: Question) -> None:
@@ -183,7 +199,7 @@ class World:
             pinned = self.route if not self.plan["may_reroute"] else self.random.choice([self.route, *Route])
             self.chosen_route = pinned
             self.feed(self.m.RouteChosen(route=pinned))
-        elif question.decoder == self.live_decoder_attempt():
+        else:
             mode = self.handoff or self.random.choice(list(HandoffMode))
             if self.rounds > 6:
                 mode = HandoffMode.ONE_SHOT
@@ -195,14 +211,16 @@ class World:
         assert decoder is not None
         if mode is HandoffMode.CATCH_UP:
             self.rounds += 1
+        self.handing_over = True
         self.feed(self.m.HandoffChosen(mode=mode))
+        self.handing_over = False
         demand(decoder.alive == (mode is HandoffMode.CATCH_UP), "only a one-shot hand-off stops relay decode")
         demand((self.live_extend() is not None) == (mode is HandoffMode.CATCH_UP), "catch-up, and it only, extends")
 
     # Engines, transfers, timers ---------------------------------------------------------------------------------------
 
     def up(self, role: Role) -> bool:
-        return role not in self.weather.down and not (self.blackout and self.emitted)
+        return not self.emitted or (role not in self.weather.down and not self.blackout)
 
     def run_engine(self, engine: Engine) -> None:
         if not engine.alive:
@@ -217,12 +235,14 @@ class World:
             self.num_extended = engine.known
             self.main_transfer().state = "ready"
             self.feed(self.m.Extended(attempt=engine.attempt))
+        elif self.weather.completing and self.random.random() < self.weather.completing:
+            self.stop_short(engine)
         else:
             self.speak(engine)
 
     def late_engine(self, engine: Engine) -> None:
         """It was stopped, lost or done; what it still says must change nothing."""
-        engine.speaking = self.random.random() < 0.3
+        engine.speaking = self.random.random() > 0.7
         kinds = [self.m.WorkerLost(attempt=engine.attempt), self.m.Extended(attempt=engine.attempt)]
         kinds.append(self.span(engine, 3, None))
         kinds.append(self.span(engine, 1, FinishReason.STOP))
@@ -230,7 +250,7 @@ class World:
 
     def break_engine(self, engine: Engine) -> None:
         """It dies, or contradicts what is already known; either way it must not be believed any longer."""
-        kind = self.random.choice(["lost", "unavailable", "gap", "wrong", "short", "stale end", "nothing"])
+        kind = self.random.choice(["lost", "unavailable", "gap", "negative", "wrong", "short", "stale end", "nothing"])
         if engine.is_extend or kind == "lost":
             return self.lose(engine, self.m.WorkerLost)
         if kind == "unavailable" and engine.sent == 0:
@@ -238,6 +258,8 @@ class World:
         count = len(self.emitted)
         if kind == "gap":
             return self.contradict(engine, first=count + self.random.randint(1, 3), tokens=(1, 2), finish=None)
+        if kind == "negative":
+            return self.contradict(engine, first=-1, tokens=tuple(self.emitted[-1:]), finish=None)
         if kind == "wrong" and count:
             first = self.random.randrange(count)
             wrong = (*self.emitted[first:-1], self.emitted[-1] + 1, 5)
@@ -278,6 +300,7 @@ class World:
             self.prefill_unavailable = True
         self.note_loss(engine)
         self.feed(kind(attempt=engine.attempt))
+        demand(self.over or not self.prefill_unavailable, "without any prefill it is over")
 
     def note_loss(self, engine: Engine, *, with_tokens: bool = False) -> None:
         self.failed = True
@@ -307,10 +330,19 @@ class World:
             finish_reason=finish,
         )
 
+    def stop_short(self, engine: Engine) -> None:
+        """The engine ends the answer of its own accord, with an empty last span."""
+        engine.alive = False
+        self.completed = True
+        first = len(self.emitted)
+        stop = FinishReason.STOP
+        self.feed(self.m.TokensDecoded(attempt=engine.attempt, first_position=first, tokens=(), finish_reason=stop))
+        demand(self.over, "an engine may end the answer")
+
     def speak(self, engine: Engine) -> None:
         """A span of one to four tokens; bursts may run past a stop token or past what was asked for."""
         left = min(engine.budget - engine.sent, len(self.reference) - engine.known - engine.sent)
-        count = self.random.choice([0, 1, 1, 2, 4]) if self.random.random() < 0.9 else 30
+        count = self.random.choice([1, 0, 1, 2, 4]) if self.random.random() < 0.9 else 30
         sloppy = self.random.random() < 0.3
         given = min(count, left)
         ends = given == left
@@ -367,6 +399,8 @@ class World:
         m, random = self.m, self.random
         if self.past and random.random() < 0.5:
             return random.choice(self.past)
+        if random.random() < 0.3:
+            return random.choice([m.TransferReady, m.TransferFailed])(attempt=random.choice(list(self.transfers)))
         attempt = random.randint(-1, max(self.used) + 2)
         kinds = [m.WorkerLost, m.WorkerUnavailable, m.Extended, m.TransferReady, m.TransferFailed]
         if random.random() < 0.6:
@@ -413,24 +447,25 @@ class World:
     def carry_out(self, commands: list[Any]) -> None:
         for command in commands:
             demand(not self.over, "nothing follows Finish or Fail")
-            getattr(self, f"on_{type(command).__name__}")(command)
+            self.handlers[type(command)](command)
         self.lost_after_tokens = None
         self.check_rest()
 
-    def on_Replicate(self, command: Any) -> None:
+    def on_replicate(self, command: Any) -> None:
         self.new_attempt(command.attempt)
         held = [t for t in self.transfers.values() if t.target is command.target and not t.released]
         demand(not held, "a target never holds the same request twice")
         demand(command.target is not Role.PREFILL, "prefill's node is the source")
-        if self.chosen_route is None and command.target is Role.RELAY_DECODE:
+        if self.chosen_route is not Route.RELAY and command.target is Role.RELAY_DECODE:
             demand(self.plan["prepare_relay"], "relay decode's node gets nothing that was not wanted")
         self.transfers[command.attempt] = Transfer(command.attempt, command.target)
 
-    def on_CancelReplication(self, command: Any) -> None:
+    def on_cancel_replication(self, command: Any) -> None:
         transfer = self.transfers.get(command.attempt)
         demand(transfer is not None and not transfer.released, "only a transfer under way is cancelled, once")
         assert transfer is not None
         transfer.released = True
+        demand(not (transfer.settled and self.left), "what is settled needs no cancelling")
         if transfer.target is Role.MAIN_DECODE:
             demand(not self.emitted or self.left or self.ending_in_failure(), "main's transfer goes on")
         else:
@@ -446,7 +481,7 @@ class World:
     def ending_in_failure(self) -> bool:
         return self.live_decoder() is None
 
-    def on_StartDecode(self, command: Any) -> None:
+    def on_start_decode(self, command: Any) -> None:
         self.new_attempt(command.attempt)
         count = len(self.emitted)
         demand(self.live_decoder() is None, "one decoder at a time")
@@ -464,17 +499,20 @@ class World:
         self.engines[command.attempt] = Engine(command.attempt, command.role, count, command.max_tokens, False)
 
     def check_decode_start(self, command: Any) -> None:
+        self.drop_dead_questions()
         demand(not self.questions, "nothing starts while a question is open")
         self.decodes += 1
+        in_bounds = self.decodes <= self.plan["max_decode_attempts"]
+        demand(in_bounds or self.handing_over or not self.recovering, "replacements of lost decoders are bounded")
         role = command.role
         demand(role not in self.lost_roles, "a role that was lost is not tried again before the others")
         whole = self.max_tokens - len(self.emitted)
         if role is Role.MAIN_DECODE:
             demand(self.live_extend() is None, "main decode does not run beside its own extend")
-            may = self.main_may_start() or (self.main_lost or not self.floor_reached() or not self.main_settled())
             others_lost = {Role.PREFILL, Role.RELAY_DECODE} <= self.lost_roles
-            demand(may and (self.main_may_start() or others_lost), "main decode starts on readiness, or as the last")
+            demand(self.main_may_start() or others_lost, "main decode starts on readiness, or as the last")
         elif not self.recovering and not self.main_lost:
+            # Nothing was lost since the last token.
             demand(role is Role.RELAY_DECODE, "prefill decodes only after a loss")
             demand(self.chosen_route is Route.RELAY, "relay decode is for route RELAY, or after a loss")
             demand(self.relay_settled(), "relay decode starts on readiness")
@@ -487,7 +525,7 @@ class World:
             demand(role is next(r for r in order if r not in self.lost_roles), "the nearest goes on")
         demand(command.max_tokens == whole, "a decoder is asked for all that is left, or up to the cap")
 
-    def on_StartExtend(self, command: Any) -> None:
+    def on_start_extend(self, command: Any) -> None:
         self.new_attempt(command.attempt)
         decoder = self.live_decoder()
         demand(decoder is not None and decoder.role is not Role.MAIN_DECODE, "an extend runs beside another decoder")
@@ -495,13 +533,13 @@ class World:
         demand(command.num_known == len(self.emitted), "an extend covers exactly what was emitted")
         self.engines[command.attempt] = Engine(command.attempt, Role.MAIN_DECODE, command.num_known, 1, True)
 
-    def on_Stop(self, command: Any) -> None:
+    def on_stop(self, command: Any) -> None:
         engine = self.engines.get(command.attempt)
         demand(engine is not None and engine.alive, "only what runs is stopped, once")
         assert engine is not None
         engine.alive = False
 
-    def on_Emit(self, command: Any) -> None:
+    def on_emit(self, command: Any) -> None:
         count = len(self.emitted)
         engine = self.engines.get(command.attempt)
         demand(engine is not None and engine.role is command.role, "tokens are attributed to who computed them")
@@ -517,7 +555,7 @@ class World:
         self.recovering = self.lost_after_tokens is not None
         self.recovery_rounds = 0
 
-    def on_AskRoute(self, _: Any) -> None:
+    def on_ask_route(self, _: Any) -> None:
         first = self.chosen_route is None
         self.route_questions += 1
         demand(bool(self.emitted) and not self.questions, "a route is asked after prefill, once at a time")
@@ -529,10 +567,11 @@ class World:
         waits = self.live_decoder() is None and not self.main_settled() and not self.recovering
         return self.chosen_route is Route.DIRECT and self.plan["may_reroute"] and waits and not self.questions
 
-    def on_AskHandoff(self, command: Any) -> None:
+    def on_ask_handoff(self, command: Any) -> None:
         decoder = self.live_decoder()
         demand(decoder is not None and decoder.role is not Role.MAIN_DECODE, "only another decoder hands over")
         assert decoder is not None
+        self.drop_dead_questions()
         demand(not self.questions, "one question at a time")
         demand(self.live_extend() is None, "no hand-off during an extend")
         demand(self.main_may_start(), "a hand-off is asked when main decode could take over")
@@ -540,7 +579,7 @@ class World:
         demand(command.previous_gap == self.previous_gap and command.rounds == self.rounds, "history is told as it was")
         self.questions.append(Question("handoff", decoder.attempt))
 
-    def on_SetTimer(self, command: Any) -> None:
+    def on_set_timer(self, command: Any) -> None:
         if command.timer is self.m.Timer.REROUTE:
             demand(self.may_ask_route_again(), "the reroute timer runs while the client waits on P-MD")
             demand(command.delay == self.plan["reroute_interval"], "the reroute timer has its own interval")
@@ -551,7 +590,7 @@ class World:
             demand(self.recovery_rounds <= self.plan["max_recovery_rounds"], "recovery is bounded")
         self.timers.add(command.timer)
 
-    def on_Finish(self, command: Any) -> None:
+    def on_finish(self, command: Any) -> None:
         self.over, self.outcome = True, command
         if self.left:
             demand(command.reason is None, "a client that left gets no reason")
@@ -561,7 +600,7 @@ class World:
             demand(self.answer_is_out(), "an answer is complete when it finishes")
             demand(command.reason is self.reason, "the reason is the reference's")
 
-    def on_Fail(self, command: Any) -> None:
+    def on_fail(self, command: Any) -> None:
         self.over, self.outcome = True, command
         if not self.emitted:
             bounded = self.prefills >= self.plan["max_prefill_attempts"]
@@ -605,14 +644,18 @@ class World:
         prompt = len(self.prompt) if self.main_transfer().state == "failed" else 0
         return prompt + len(self.emitted) - self.num_extended
 
+    def drop_dead_questions(self) -> None:
+        """How to hand over is no question any more when the decoder it was about is gone."""
+        live = self.live_decoder_attempt()
+        self.questions = [q for q in self.questions if q.kind == "route" or q.decoder == live]
+
     def check_rest(self) -> None:
         """Between events: whatever could go on does, and whatever it awaits is really under way."""
         if self.over:
             return
-        if self.questions and self.questions[0].kind == "handoff":
-            decoder = self.live_decoder()
-            if decoder is None or decoder.attempt != self.questions[0].decoder:
-                self.questions.clear()
+        self.drop_dead_questions()
+        relay_held = any(t.target is Role.RELAY_DECODE and not t.released for t in self.transfers.values())
+        demand(not relay_held or self.last_role is not Role.MAIN_DECODE, "main's tokens release relay decode's KV")
         if self.questions:
             return
         decoder = self.live_decoder()
@@ -643,7 +686,7 @@ class World:
             else:
                 demand(transfer.settled or transfer.released, "every transfer ends")
         if isinstance(self.outcome, m.Fail) and self.emitted:
-            demand(self.weather.down >= set(Role) - {Role.PREFILL} or self.tight(), "an answer that began is completed")
+            demand(self.tight(), "an answer that began is completed while any role is up")
         relays = [e for e in self.engines.values() if e.role is Role.RELAY_DECODE]
         pinned_direct = self.chosen_route is Route.DIRECT and not self.plan["may_reroute"]
         if pinned_direct and not self.failed:
@@ -653,7 +696,7 @@ class World:
     def tight(self) -> bool:
         """Whether this plan's bounds are so small that weather alone can exhaust them."""
         rounds, decodes = self.plan["max_recovery_rounds"], self.plan["max_decode_attempts"]
-        return self.weather.blackout >= rounds or decodes < 60
+        return self.weather.blackout > rounds or self.weather.down == set(Role) or decodes < 60
 
 
 def random_world(m: ModuleType, random: Random, weather: Weather, **pinned: Any) -> World:
