@@ -120,10 +120,14 @@ def _prefill_time(answer: ReceivedAnswer) -> Seconds | None:
 
 def _num_extended(events: Sequence[ReportedEvent]) -> int:
     """Output tokens whose KV main decode had computed before the final batch."""
-    known = [event.fields.get("num_known") for event in events if event.name == "extend_started"]
-    done = sum(event.name == "extended" for event in events)
-    counts = [count for count in known[:done] if isinstance(count, int)]
+    known = [event.fields.get("known") for event in events if event.name == "extend_started"]
+    counts = [count for count in known[: count_extends(events)] if isinstance(count, int)]
     return max(counts, default=0)
+
+
+def count_extends(events: Sequence[ReportedEvent]) -> int:
+    """How many batches main decode extended while another decoder went on."""
+    return sum(event.name == "extended" for event in events)
 
 
 def first_time(events: Sequence[ReportedEvent], name: str) -> Seconds | None:

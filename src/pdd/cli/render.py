@@ -74,16 +74,20 @@ class AnswerPrinter:
         self._console = console
         self._indent = indent
         self._column = 0
+        self._spaces = ""
         self._word = Text()
         self._role: Role | None = None
 
     def add(self, span: ReceivedSpan) -> None:
         """Prints the words that this span completes."""
-        if span.role is not self._role and span.text:
-            self._word.append_text(_tag(span.role))
-            self._role = span.role
+        style = look_of(span.role).style
         for character in span.text:
-            self._add_character(character, look_of(span.role).style)
+            if character.isspace():
+                self._flush_word()
+                self._add_space(character)
+            else:
+                self._add_tag(span.role)
+                self._word.append(character, style=style)
 
     def finish(self) -> None:
         """Prints what is left, and ends the line."""
@@ -91,22 +95,24 @@ class AnswerPrinter:
         if self._column:
             self._break_line()
 
-    def _add_character(self, character: str, style: str) -> None:
-        if not character.isspace():
-            self._word.append(character, style=style)
-            return
-        self._flush_word()
+    def _add_tag(self, role: Role) -> None:
+        if role is not self._role:
+            self._word.append_text(_tag(role))
+            self._role = role
+
+    def _add_space(self, character: str) -> None:
         if character == "\n":
             self._break_line()
-        elif 0 < self._column < self._last_column:
-            self._write(Text(" "))
+        else:
+            self._spaces += " "
 
     def _flush_word(self) -> None:
-        if self._word and self._column + cell_len(self._word.plain) > self._last_column and self._column:
+        if not self._word:
+            return
+        if self._column and self._column + len(self._spaces) + cell_len(self._word.plain) > self._last_column:
             self._break_line()
-        if self._word:
-            self._write(self._word)
-            self._word = Text()
+        self._write(Text(self._spaces).append_text(self._word))
+        self._spaces, self._word = "", Text()
 
     @property
     def _last_column(self) -> int:
@@ -120,7 +126,7 @@ class AnswerPrinter:
 
     def _break_line(self) -> None:
         self._console.print()
-        self._column = 0
+        self._column, self._spaces = 0, ""
 
 
 def print_answer(console: Console, spans: Iterable[ReceivedSpan]) -> None:

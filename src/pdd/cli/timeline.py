@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import floor, log10
 
 from rich.text import Text
 
@@ -156,8 +157,7 @@ def _column(at: Seconds, end: Seconds, columns: int) -> int:
 
 
 def _step(end: Seconds) -> float:
-    """A round number of seconds that leaves four to ten marks."""
-    for step in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60):
-        if end / step <= 9:
-            return step
-    return 300
+    """A round number of seconds that leaves three to nine marks after the first."""
+    exponent = floor(log10(end)) - 1
+    steps = [digit * 10.0**power for power in (exponent, exponent + 1) for digit in (1, 2, 5)]
+    return next(step for step in steps if end / step < 10)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pdd.cli.conversation import Draw, Pins, ReceivedAnswer
-from pdd.cli.measure import count_tokens
+from pdd.cli.measure import count_extends, count_tokens
 from pdd.core.ids import TokenId
 from pdd.core.request import HandoffMode, Role, Route
 
@@ -125,14 +125,14 @@ def _why_not_served_as_asked(case: Case, answer: ReceivedAnswer) -> str | None:
         return None if eager == 0 else f"relay decode computed {eager} tokens of a direct answer"
     after = case.pins.handoff_after_tokens or 0
     if case.pins.handoff is HandoffMode.CATCH_UP:
-        return _why_no_catch_up(eager, after, answer.report.handoff_rounds)
+        return _why_no_catch_up(eager, after, count_extends(answer.report.events))
     return None if eager == after else f"not relayed as asked: relay decode computed {eager} tokens instead of {after}"
 
 
-def _why_no_catch_up(eager: int, after: int, rounds: int) -> str | None:
+def _why_no_catch_up(eager: int, after: int, num_extends: int) -> str | None:
     if eager < after:
         return f"not relayed as asked: relay decode computed {eager} tokens, fewer than {after}"
-    return None if rounds else "not relayed as asked: nothing was extended while relay decode went on"
+    return None if num_extends else "not relayed as asked: nothing was extended while relay decode went on"
 
 
 # The result -----------------------------------------------------------------------------------------------------------
