@@ -30,6 +30,7 @@ class Peer:
     def __init__(self):
         self.received = {}
         self.ended = []
+        self.gone = asyncio.Event()
 
     async def serve(self, reader, writer):
         kind = await reader.read(1)
@@ -48,6 +49,7 @@ class Peer:
         except ConnectionError:
             self.ended.append("reset")
         finally:
+            self.gone.set()
             writer.close()
 
     @property
@@ -242,8 +244,7 @@ async def test_a_dropped_line_resets_its_connections_and_new_ones_until_it_is_re
             await reader.readexactly(1)
         writer.close()
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            reader, writer = await link.connect()
-            await link.echo((reader, writer))
+            await link.echo(await link.connect())
         assert (await link.ask(Show())).connections == 0
         await link.ask(Restore())
         connection = await link.connect()
@@ -287,10 +288,9 @@ async def test_a_reset_reaches_the_other_end():
         await link.echo(connection)
         connection[1].transport.abort()
         async with asyncio.timeout(2):
-            while not link.peer.ended:
-                await asyncio.sleep(0.01)
+            await link.peer.gone.wait()
             while (await link.ask(Show())).connections:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
 
 
 async def test_an_endpoint_that_is_not_up_looks_like_a_lost_connection():

@@ -16,7 +16,7 @@ from typing import cast
 from pdd.cli.options import Command, Run, Subparsers
 from pdd.cli.output import Parser, exit_code_of, root_cause, show_error
 
-_COMMAND_MODULES = ("up", "status", "link", "role", "version")
+_COMMAND_MODULES = ("up", "ask", "demo", "verify", "status", "link", "role", "version")
 """In the order in which ``pdd --help`` lists them."""
 _EXIT_INTERRUPTED = 130
 
@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code: 0, 1 for failures, 2 for bad input. No traceback reaches a user."""
     given = sys.argv[1:] if argv is None else argv
+    # Without it Python prints warnings of the library to stderr, between a command's own lines. Roles log to their files.
+    logging.getLogger("pdd").addHandler(logging.NullHandler())
     try:
         arguments = build_parser().parse_args(given)
         return cast("Run", arguments.run)(arguments)

@@ -56,6 +56,7 @@ async def run_deployment(
     run = run_directory(state_root, topology.name)
     with run.hold():
         run.status_file.unlink(missing_ok=True)
+        run.set_old_logs_aside()
         resolved = resolve(topology)
         for node in resolved.nodes:
             run.node_socket(node.name)
@@ -73,14 +74,17 @@ async def run_deployment(
 
 
 def role_commands(topology: Topology, run: RunDirectory) -> Iterator[RoleCommand]:
-    """Nodes and links come first: engines look for their node, and everything beyond a link needs that link."""
+    """Nodes and links come first: engines look for their node, and everything beyond a link needs that link.
+
+    The router comes last, so that it finds every worker up and can serve the moment it is ready.
+    """
     for node in topology.nodes:
         yield _command(RoleKind.NODE, node.name, 0, run)
     for link in topology.links:
         yield _command(RoleKind.WAN, link.name, 0, run)
     for engine in topology.engines:
         yield _command(RoleKind.ENGINE, engine.name, 1, run)
-    yield _command(RoleKind.ROUTER, ROUTER_NAME, 1, run)
+    yield _command(RoleKind.ROUTER, ROUTER_NAME, 2, run)
 
 
 def _command(kind: RoleKind, name: str, stage: int, run: RunDirectory) -> RoleCommand:

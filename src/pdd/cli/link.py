@@ -61,7 +61,7 @@ def run_link_command(arguments: argparse.Namespace) -> int:
     requests = tuple(_requests(arguments))
     for request in requests:
         check_request(request)
-    run = find_live_run(arguments.state_dir, arguments.run)
+    run = find_live_run(arguments.state_dir, arguments.run_name)
     link = read_resolved(run.topology_file).link(arguments.name)
     state = asyncio.run(_ask_all(Address(host=LOOPBACK, port=link.control_port), requests))
     if arguments.json:

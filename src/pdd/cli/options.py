@@ -11,7 +11,6 @@ from pdd.cli.quantities import Dimension, describe, parse_quantity
 from pdd.cli.state import default_state_root
 from pdd.core.errors import ConfigError
 
-
 Run = Callable[[argparse.Namespace], int]
 """Runs a command with its parsed arguments; returns the exit code."""
 
@@ -56,7 +55,10 @@ def add_state_dir(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """``--run``: which of several live deployments."""
     parser.add_argument(
-        "--run", metavar="NAME", help="the topology's name, if several run below --state-dir (default: the only one)"
+        "--run",
+        dest="run_name",
+        metavar="NAME",
+        help="the topology's name, if several run below --state-dir (default: the only one)",
     )
 
 

@@ -86,5 +86,22 @@ async def _embedded(
     # Before torch is imported, or it is too late; what the user has set stays.
     for name, value in TORCH_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    raise NotImplementedError(model, kv_format, context, table)
-    yield
+    from pdd.engine.embedded.engine import EmbeddedSettings, open_embedded_engine
+    from pdd.kvnode.local import LocalNode
+
+    socket = context.run.node_socket(table.node)
+    settings = EmbeddedSettings(
+        worker=table.name,
+        model=model,
+        block_tokens=kv_format.block_tokens,
+        cache_tokens=table.cache_tokens,
+        max_model_tokens=context.topology.max_model_tokens,
+        max_batch=table.max_batch,
+        prefill_chunk_tokens=table.prefill_chunk_tokens,
+    )
+
+    def connect_store() -> LocalNode:
+        return LocalNode.connect(socket, kv_format, owner=table.name, timeout=_NODE_TIMEOUT)
+
+    async with open_embedded_engine(settings, connect_store) as engine:
+        yield engine

@@ -7,7 +7,7 @@
         topology.json   the resolved topology that every role was started from
         status.json     what the supervisor knows of each role, rewritten whenever that changes
         <node>.sock     the door of a KV node for its local engines
-        logs/<role>.log what a role wrote to stdout and stderr
+        logs/<role>.log what a role wrote to stdout and stderr; <role>.old.log is the previous run's
 """
 
 from __future__ import annotations
@@ -95,6 +95,12 @@ class RunDirectory:
 
     def log_file(self, role: str) -> Path:
         return self.path / "logs" / f"{role}.log"
+
+    def set_old_logs_aside(self) -> None:
+        """Makes room for a new run's logs; those of the run before the previous one go."""
+        for log in self.log_file("any").parent.glob("*.log"):
+            if not log.name.endswith(".old.log"):
+                log.replace(log.with_suffix(".old.log"))
 
     def node_socket(self, node: NodeId) -> Path:
         """Raises ConfigError when the path is longer than a Unix socket's address may be."""

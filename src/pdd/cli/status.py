@@ -45,7 +45,7 @@ def run_status(arguments: argparse.Namespace) -> int:
     """Prints the status; 0 if every role is ready and answers."""
     from pdd.cli.topology_ports import read_resolved
 
-    run = find_live_run(arguments.state_dir, arguments.run)
+    run = find_live_run(arguments.state_dir, arguments.run_name)
     topology = read_resolved(run.topology_file)
     status = run.read_status()
     roles = status.roles if status is not None else ()
@@ -184,5 +184,5 @@ async def _ask_node(topology: Topology, name: str) -> dict[str, Any]:
     node = topology.node(name)
     kv_format = find_model(topology.model).kv_format(block_tokens_of(topology, node))
     address = Address(host=node.host, port=node.port)
-    async with TcpNodeClient(node.name, address, kv_format) as client:
+    async with TcpNodeClient(node=node.name, address=address, kv_format=kv_format) as client:
         return msgspec.to_builtins(await client.stats())
