@@ -7,17 +7,20 @@ For tests and the simulator. A ``MemoryNetwork`` joins ``MemoryNode``s by lines 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pdd.core.blocks import BlockHash
 from pdd.core.errors import LocalProtocolError, NodeFailed
 from pdd.core.ids import NodeId, NodeInstance, OrderId, WatchId, WorkerId
 from pdd.core.kv_format import KvFormat
-from pdd.core.units import BytesPerSecond, Seconds
+from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.index.blocks import BlockIndex, Owner, WriteSlot
 from pdd.kvnode.base import NodeStats, Readiness, ReplicationOrder, ReplicationProgress, Watch
 from pdd.kvnode.memory_line import Flow, MemoryLine, StandingOrder
+
+_LOCAL_RATE = BytesPerSecond(1.25e9)
 
 
 @dataclass(slots=True)
@@ -34,7 +37,7 @@ class MemoryLease:
     slots: tuple[int, ...]
 
 
-class _Life:
+class NodeLife:
     """Everything that a node loses when it is killed."""
 
     def __init__(self, number: int, capacity: int) -> None:
@@ -45,6 +48,14 @@ class _Life:
         self.watches: dict[WatchId, _OpenWatch] = {}
         self.received: dict[str, int] = {}
         self.num_stores = 0
+
+    def payload(self, slot: int) -> bytes:
+        """A copy of a slot's content."""
+        return bytes(self.payloads[slot])
+
+    def view(self, slot: int, num_bytes: int) -> memoryview:
+        """A slot's content itself."""
+        return memoryview(self.payloads.setdefault(slot, bytearray(num_bytes)))
 
 
 class MemoryNode:
@@ -58,7 +69,7 @@ class MemoryNode:
         self._node = node
         self._kv_format = kv_format
         self._capacity = capacity
-        self._life = _Life(1, capacity)
+        self._life = NodeLife(1, capacity)
         self._flows: dict[NodeId, Flow] = {}
 
     # The router's door ------------------------------------------------------------------------------------------------
@@ -75,7 +86,7 @@ class MemoryNode:
         flow = self._flow(order.target)
         standing = StandingOrder(order, dict.fromkeys(order.hashes))
         flow.orders[order.order] = standing
-        self._network.ask_target(self, order.target, standing)
+        self._network.order_placed(self, order.target, standing)
         last: ReplicationProgress | None = None
         while True:
             standing.changed.clear()
@@ -154,16 +165,16 @@ class MemoryNode:
         life.alive = False
         for opened in life.watches.values():
             opened.changed.set()
-        for flow in self._flows.values():
+        flows, self._flows = self._flows, {}
+        for flow in flows.values():
             for standing in flow.orders.values():
                 standing.fail(f"node {self._node} is gone")
-        self._flows.clear()
-        self._network.node_died(self)
+        self._network.node_died(self, flows)
 
     def restart(self) -> None:
         """Comes back empty, as another instance."""
         if not self._life.alive:
-            self._life = _Life(self._life.number + 1, self._capacity)
+            self._life = NodeLife(self._life.number + 1, self._capacity)
             self._network.node_came_back(self)
 
     # The engines' door ------------------------------------------------------------------------------------------------
@@ -177,12 +188,12 @@ class MemoryNode:
     # What the network and the stores need -----------------------------------------------------------------------------
 
     @property
-    def life(self) -> _Life:
+    def life(self) -> NodeLife:
         """The present lifetime, or the last one."""
         return self._life
 
     @property
-    def block_bytes(self) -> int:
+    def block_bytes(self) -> Bytes:
         return self._kv_format.block_bytes
 
     @property
@@ -198,19 +209,20 @@ class MemoryNode:
 
     def _flow(self, target: NodeId) -> Flow:
         if target not in self._flows:
-            self._flows[target] = Flow(self._network.line(self._node, target), self._kv_format.block_bytes)
+            line = self._network.line(self._node, target)
+            self._flows[target] = Flow(self._node, line, self._kv_format.block_bytes)
         return self._flows[target]
 
-    def _require_life(self) -> _Life:
+    def _require_life(self) -> NodeLife:
         if not self._life.alive:
             raise NodeFailed(f"node {self._node} is not up")
         return self._life
 
-    def _require_same(self, life: _Life) -> None:
+    def _require_same(self, life: NodeLife) -> None:
         if not life.alive:
             raise NodeFailed(f"node {self._node} is gone")
 
-    def _end_watch(self, life: _Life, watch: WatchId) -> None:
+    def _end_watch(self, life: NodeLife, watch: WatchId) -> None:
         opened = life.watches.pop(watch, None)
         if opened is not None:
             life.index.release_owner(opened.owner)
@@ -220,7 +232,7 @@ class MemoryNode:
 class MemoryStore:
     """An engine's door to its node: synchronous, like ``kvnode.local.LocalNode``."""
 
-    def __init__(self, node: MemoryNode, life: _Life, owner: Owner) -> None:
+    def __init__(self, node: MemoryNode, life: NodeLife, owner: Owner) -> None:
         self._node = node
         self._life = life
         self._owner = owner
@@ -248,7 +260,7 @@ class MemoryStore:
 
     def view(self, slot: int) -> memoryview:
         self._index()
-        return memoryview(self._life.payloads.setdefault(slot, bytearray(self._node.block_bytes)))
+        return self._life.view(slot, self._node.block_bytes)
 
     def close(self) -> None:
         """Releases everything that this engine holds here. Idempotent."""
@@ -296,13 +308,161 @@ class MemoryNetwork:
     def cut(self, line: MemoryLine) -> None:
         """Cuts a line: blocks on it are lost and sent again when it is back; orders wait for ``peer_patience``."""
         line.cut()
-        for source, target, flow in self._all_flows():
+        for source, target, flow in self._flows():
             if flow.line is line:
-                self._drop_in_flight(source, target, flow)
-                self._fail_later(flow, lambda: line.is_cut, f"the line to node {target.node} is cut")
+                self._drop_in_flight(target, flow)
+                self._fail_later(flow, lambda: line.is_cut, f"the line from {source.node} to {target.node} is cut")
 
     def restore(self, line: MemoryLine) -> None:
+        """Repairs a line."""
         line.restore()
-        for source, target, flow in self._all_flows():
+        for source, target, flow in self._flows():
             if flow.line is line:
+                self._offer_all(source, target, flow)
+
+    # What nodes report ------------------------------------------------------------------------------------------------
+
+    def order_placed(self, source: MemoryNode, target: NodeId, standing: StandingOrder) -> None:
+        """A new order: the target is asked what it lacks."""
+        if target not in self._nodes:
+            standing.fail(f"there is no node {target}")
+            return
+        self._offer(source, self._nodes[target], source.flows[target], standing)
+
+    def blocks_appeared(self, node: MemoryNode, blocks: Sequence[BlockHash]) -> None:
+        """Blocks are visible at ``node``: it can send them on, and whoever owes them to it need not."""
+        for target, flow in tuple(node.flows.items()):
+            self._pump(node, self._nodes[target], flow)
+        for _, flow in self._flows_to(node):
+            for block in blocks:
+                flow.line.after_delay(partial(flow.acknowledge, block))
+
+    def room_changed(self, node: MemoryNode) -> None:
+        """What found no room at ``node`` may find it now."""
+        for source, flow in self._flows_to(node):
+            self._pump(source, node, flow)
+
+    def node_died(self, node: MemoryNode, flows: Mapping[NodeId, Flow]) -> None:
+        """``flows`` are those that it had: what they carried is lost, what others carry to it too."""
+        for target, flow in flows.items():
+            self._drop_in_flight(self._nodes[target], flow)
+            self.room_changed(self._nodes[target])
+        life = node.life
+        for _, flow in self._flows_to(node):
+            self._drop_in_flight(node, flow)
+            self._fail_later(flow, lambda: node.life is life, f"node {node.node} is gone")
+
+    def node_came_back(self, node: MemoryNode) -> None:
+        """It is empty: every order to it begins anew."""
+        for source, flow in self._flows_to(node):
+            self._offer_all(source, node, flow)
+
+    # Offers -----------------------------------------------------------------------------------------------------------
+
+    def _offer_all(self, source: MemoryNode, target: MemoryNode, flow: Flow) -> None:
+        for standing in tuple(flow.orders.values()):
+            standing.lacking = None
+            self._offer(source, target, flow, standing)
+
+    def _offer(self, source: MemoryNode, target: MemoryNode, flow: Flow, standing: StandingOrder) -> None:
+        """Asks "which of these do you lack?"; the answer takes a round trip. Nobody there: asked again when it is back."""
+        life = target.life
+        if flow.line.is_cut:
+            self._fail_later(flow, lambda: flow.line.is_cut, f"the line from {source.node} to {target.node} is cut")
+        elif not life.alive:
+            self._fail_later(flow, lambda: target.life is life, f"node {target.node} is gone")
+        else:
+            flow.line.after_delay(partial(self._ask, source, target, flow, standing, life))
+
+    def _ask(self, source: MemoryNode, target: MemoryNode, flow: Flow, standing: StandingOrder, life: NodeLife) -> None:
+        if not life.alive or flow.line.is_cut:
+            return
+        held = [block for block in standing.order.hashes if life.index.holds(block)]
+        life.index.touch(held)
+        flow.line.after_delay(partial(self._answer, source, target, flow, standing, held))
+
+    def _answer(
+        self, source: MemoryNode, target: MemoryNode, flow: Flow, standing: StandingOrder, held: Sequence[BlockHash]
+    ) -> None:
+        if flow.orders.get(standing.order.order) is not standing:
+            return
+        # What arrived since the target was asked was acknowledged to nobody.
+        late = [block for block in standing.order.hashes if target.life.alive and target.life.index.holds(block)]
+        standing.answer((*held, *late))
+        if standing.done:
+            del flow.orders[standing.order.order]
+        self._pump(source, target, flow)
+
+    # Blocks -----------------------------------------------------------------------------------------------------------
+
+    def _pump(self, source: MemoryNode, target: MemoryNode, flow: Flow) -> None:
+        """Puts the next block on the line, unless one is still on its way onto it."""
+        if flow.sending or flow.line.is_cut or not source.life.alive or not target.life.alive:
+            return
+        for standing in flow.in_turn():
+            for block in standing.remaining:
+                write = self._begin(source, target, flow, block)
+                if write is not None:
+                    flow.begin(standing, write)
+                    self._send(source, target, flow, write)
+                    return
+
+    def _begin(self, source: MemoryNode, target: MemoryNode, flow: Flow, block: BlockHash) -> WriteSlot | None:
+        """A slot at the target, if the source holds the block, and the target lacks it and has room."""
+        if not source.life.index.holds(block):
+            return None
+        writes = target.life.index.begin_arrival(flow.owner, block).writes
+        return writes[0] if writes else None
+
+    def _send(self, source: MemoryNode, target: MemoryNode, flow: Flow, write: WriteSlot) -> None:
+        payload = source.life.payload(source.life.index.slot_of(write.hash))
+        block_bytes = self._kv_format.block_bytes
+
+        def sent() -> None:
+            if flow.in_flight.get(write.hash) is write:
+                flow.sending = False
                 self._pump(source, target, flow)
+
+        def arrived() -> None:
+            if flow.in_flight.get(write.hash) is write:
+                del flow.in_flight[write.hash]
+                self._land(source, target, flow, write, payload)
+
+        flow.line.send(block_bytes, sent, arrived)
+
+    def _land(self, source: MemoryNode, target: MemoryNode, flow: Flow, write: WriteSlot, payload: bytes) -> None:
+        life = target.life
+        life.view(write.slot, len(payload))[:] = payload
+        life.received[source.node] = life.received.get(source.node, 0) + len(payload)
+        if life.index.commit(flow.owner, write):
+            target.blocks_changed([write.hash])
+
+    def _drop_in_flight(self, target: MemoryNode, flow: Flow) -> None:
+        """What was on the line is lost: the target takes its slots back."""
+        flow.sending = False
+        writes = tuple(flow.in_flight.values())
+        flow.in_flight.clear()
+        if target.life.alive:
+            for write in writes:
+                target.life.index.abort(flow.owner, write)
+
+    def _fail_later(self, flow: Flow, still: Callable[[], bool], why: str) -> None:
+        """Orders wait for a peer that is away, but not for ever."""
+
+        def fail() -> None:
+            if still():
+                for standing in flow.orders.values():
+                    standing.fail(why)
+                flow.orders.clear()
+
+        asyncio.get_running_loop().call_later(self._peer_patience, fail)
+
+    def _flows(self) -> list[tuple[MemoryNode, MemoryNode, Flow]]:
+        return [
+            (source, self._nodes[target], flow)
+            for source in self._nodes.values()
+            for target, flow in source.flows.items()
+        ]
+
+    def _flows_to(self, node: MemoryNode) -> list[tuple[MemoryNode, Flow]]:
+        return [(source, flow) for source, target, flow in self._flows() if target is node]

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pdd.core.blocks import BlockHash
-from pdd.core.ids import OrderId
+from pdd.core.ids import NodeId, OrderId
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
+from pdd.index.blocks import Owner, WriteSlot
 from pdd.kvnode.base import ReplicationOrder, ReplicationProgress
 
 RATE_WINDOW = Seconds(2.0)
@@ -105,8 +106,11 @@ class StandingOrder:
 class Flow:
     """What one node sends to another: its orders in turn, one block on the line at a time."""
 
-    def __init__(self, line: MemoryLine, block_bytes: Bytes) -> None:
+    def __init__(self, source: NodeId, line: MemoryLine, block_bytes: Bytes) -> None:
         self.line = line
+        self.owner = Owner(f"arrivals from {source}")
+        """Whose writes these are at the target."""
+        self.in_flight: dict[BlockHash, WriteSlot] = {}
         self.orders: dict[OrderId, StandingOrder] = {}
         self.sending = False
         self.sent_bytes = 0
@@ -117,9 +121,13 @@ class Flow:
         """The orders that may send now, the one whose turn it is first."""
         return [order for order in self.orders.values() if order.lacking is not None]
 
-    def served(self, order: StandingOrder) -> None:
-        """It has had its turn: it goes to the end of the line."""
-        self.orders[order.order.order] = self.orders.pop(order.order.order)
+    def begin(self, standing: StandingOrder, write: WriteSlot) -> None:
+        """A block goes out for an order, which thereby has had its turn."""
+        self.orders[standing.order.order] = self.orders.pop(standing.order.order)
+        self.in_flight[write.hash] = write
+        self.sending = True
+        self.sent_bytes += self._block_bytes
+        standing.sent_bytes += self._block_bytes
 
     def acknowledge(self, block: BlockHash) -> None:
         """A block has arrived at the target."""

@@ -1,0 +1,61 @@
+"""What a request's steering and the policies decide together. Pure."""
+
+from __future__ import annotations
+
+from pdd.core.request import HandoffMode, Route
+from pdd.core.topology import PolicyTable
+from pdd.core.units import Seconds
+from pdd.policy.handoff import HandoffView, choose_handoff
+from pdd.policy.route import RouteChoice, RouteView, choose_route
+from pdd.protocol.relay import AskHandoff, RelayPlan
+from pdd.router.base import Steering, TokenRequest
+
+
+def plan_relay(request: TokenRequest, *, relay_up: bool, policy: PolicyTable, recovery_delay: Seconds) -> RelayPlan:
+    """What is fixed about a request from the start."""
+    steering = request.steering
+    may_relay = steering.route is not Route.DIRECT
+    floor = _relay_floor(steering)
+    capped = may_relay and steering.handoff_after_tokens is not None and steering.handoff is not HandoffMode.CATCH_UP
+    return RelayPlan(
+        num_prompt_tokens=len(request.prompt),
+        max_tokens=request.max_tokens,
+        stop_token_ids=request.stop_token_ids,
+        prepare_relay=relay_up and may_relay,
+        may_reroute=may_relay,
+        relay_cap=floor if capped else None,
+        relay_floor=floor,
+        reroute_interval=policy.reroute_interval_s,
+        recovery_delay=recovery_delay,
+    )
+
+
+def _relay_floor(steering: Steering) -> int:
+    if steering.route is Route.DIRECT:
+        return 0
+    if steering.handoff_after_tokens is not None:
+        return max(1, steering.handoff_after_tokens)
+    return 1 if steering.route is Route.RELAY else 0
+
+
+def decide_route(steering: Steering, view: RouteView) -> RouteChoice:
+    """A pinned route goes before the policy's, as long as it exists."""
+    if steering.route is Route.DIRECT or (steering.route is Route.RELAY and view.relay_available):
+        return RouteChoice(route=steering.route, predicted_wait=None, reason="the request asked for it")
+    return choose_route(view)
+
+
+def decide_handoff(steering: Steering, question: AskHandoff, policy: PolicyTable) -> HandoffMode:
+    """Pinned to catch-up, even small gaps go in batches, but these must shrink all the same."""
+    if steering.handoff is HandoffMode.ONE_SHOT:
+        return HandoffMode.ONE_SHOT
+    pinned = steering.handoff is HandoffMode.CATCH_UP
+    return choose_handoff(
+        HandoffView(
+            gap=question.gap,
+            previous_gap=question.previous_gap,
+            rounds=question.rounds,
+            threshold_tokens=0 if pinned else policy.catch_up_threshold_tokens,
+            max_rounds=policy.max_catch_up_rounds,
+        )
+    )

@@ -1,0 +1,44 @@
+"""What an operator may set about the driver, and the line rates that it assumes before anything was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pdd.core.topology import PolicyTable, Topology
+from pdd.core.units import BytesPerSecond, Seconds, bytes_per_second
+
+NominalRates = Mapping[frozenset[str], BytesPerSecond]
+"""The rate of each line, by the two clusters that it joins."""
+
+_LOCAL_RATE = BytesPerSecond(1.25e9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSettings:
+    """Patience, bounds and the policies' settings. Every wait of the driver is bounded by one of these."""
+
+    policy: PolicyTable = PolicyTable()
+    max_queue: int = 256
+    """Requests open at the same time; more are refused."""
+    max_spans_ahead: int = 256
+    """How far decoders may run ahead of a slow reader, in spans."""
+    max_detached_transfers: int = 32
+    """Transfers to main decode that outlive their request; of more the oldest is ended."""
+    node_patience: Seconds = Seconds(10.0)
+    """How long a KV node may be away, full or without any progress before a transfer is given up."""
+    node_retry: Seconds = Seconds(0.25)
+    health_interval: Seconds = Seconds(1.0)
+    health_timeout: Seconds = Seconds(2.0)
+    release_patience: Seconds = Seconds(5.0)
+    """How long letting go of one thing (a stream, an order) may take."""
+    retry_after: Seconds = Seconds(2.0)
+    """What a refused client is told to wait."""
+    recovery_delay: Seconds = Seconds(1.0)
+    local_rate: BytesPerSecond = _LOCAL_RATE
+    """Nominal rate between nodes of one cluster, where no line is declared (10 Gbit/s)."""
+
+
+def nominal_rates(topology: Topology) -> dict[frozenset[str], BytesPerSecond]:
+    """What the topology says about its lines."""
+    return {frozenset(link.clusters): bytes_per_second(link.rate_bits_per_s) for link in topology.links}
