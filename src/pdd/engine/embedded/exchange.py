@@ -183,8 +183,9 @@ class NodeExchange:
     @contextmanager
     def _node(self) -> Generator[BlockStore[Any, Any] | None]:
         """The store, connected again if it is time to; None while there is none. Its failure ends here."""
+        store = self._store or self._reconnect()
         try:
-            yield self._store or self._reconnect()
+            yield store
         except NodeFailed as error:
             self._lost(error)
 
@@ -193,6 +194,9 @@ class NodeExchange:
             return None
         try:
             self._store = self._connect()
+        except NodeFailed as error:
+            self._lost(error)
+            return None
         except Incompatible as error:
             _log.error("engine_node_refused reason=%s", error)
             self._retry_at = float("inf")
