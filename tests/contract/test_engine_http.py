@@ -79,13 +79,15 @@ async def listening(raw: RawServer) -> AsyncGenerator[Address]:
 
 
 @asynccontextmanager
-async def scripted_client(script: Script, **limits: Any) -> AsyncGenerator[tuple[ScriptedEngine, HttpEngineClient]]:
+async def scripted_client(
+    script: Script, *, idle_timeout: Seconds = Seconds(20.0), **limits: Any
+) -> AsyncGenerator[tuple[ScriptedEngine, HttpEngineClient]]:
     engine = ScriptedEngine(WorkerId("e"), kv_format=FORMAT, script=script)
     async with (
         serve_engine(
             engine, host=LOOPBACK, port=0, vocab_size=script.vocab_size, limits=ServerLimits(**limits)
         ) as address,
-        HttpEngineClient(WorkerId("e"), address, idle_timeout=Seconds(0.5)) as client,
+        HttpEngineClient(WorkerId("e"), address, idle_timeout=idle_timeout) as client,
     ):
         yield engine, client
 
@@ -178,7 +180,7 @@ async def test_silence_is_a_failed_worker_after_the_idle_timeout(reply: bytes):
 
 async def test_keep_alives_hold_the_idle_timeout_off_during_a_long_prefill():
     slow = Script(prefill_tokens_per_s=len(PROMPT) / 1.2, token_interval=Seconds(0.0), prefill_chunk_tokens=1000)
-    async with scripted_client(slow, keep_alive=Seconds(0.1)) as (_, client):
+    async with scripted_client(slow, keep_alive=Seconds(0.05), idle_timeout=Seconds(0.8)) as (_, client):
         assert tokens_of(await collect(client, ASKED)) == scripted_answer(PROMPT, 3, GREEDY)
 
 

@@ -21,8 +21,11 @@ MAX_NAME_LENGTH = 256
 """Of a request ID or a cache salt, in characters."""
 
 
-class SamplingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """``sampling_params``: those that engines here honour, then those that only their neutral value passes."""
+class SamplingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``sampling_params``: those that engines here honour, then those that only their neutral value passes.
+
+    Defaults are vLLM's own, and are left out when sent.
+    """
 
     max_tokens: int | None = None
     temperature: float = 1.0
@@ -32,7 +35,7 @@ class SamplingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     """No effect: engines behind this interface know no end token but those in ``stop_token_ids``."""
-    detokenize: bool = False
+    detokenize: bool = True
     """No effect: there is no text here."""
     n: int = 1
     presence_penalty: float = 0.0
@@ -54,7 +57,7 @@ class TransferBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     choice: int = 0
 
 
-class GenerateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class GenerateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The body of ``POST /inference/v1/generate``."""
 
     token_ids: list[int]
@@ -101,6 +104,7 @@ def encode_generation(generation: Generation, *, model: str | None) -> bytes:
             seed=sampling.seed,
             stop_token_ids=sorted(generation.stop_token_ids),
             ignore_eos=True,
+            detokenize=False,
         ),
         kv_transfer_params=TransferBody(
             request_id=generation.request_id,

@@ -37,9 +37,17 @@ def test_a_request_is_what_vllm_expects():
     body = json.loads(encode_generation(generation(attempt=2, sampling=replace(SEEDED, top_k=None)), model=None))
     assert body["request_id"] == "r.2"
     assert body["stream"] is True
-    assert body["cache_salt"] is None
-    assert body["sampling_params"]["top_k"] == -1
-    assert body["sampling_params"]["ignore_eos"] is True
+    assert set(body) == {"request_id", "token_ids", "stream", "sampling_params", "kv_transfer_params"}
+    assert body["sampling_params"] == {
+        "max_tokens": 10,
+        "temperature": 0.8,
+        "top_k": -1,
+        "top_p": 0.9,
+        "seed": 7,
+        "stop_token_ids": [],
+        "ignore_eos": True,
+        "detokenize": False,
+    }
     assert body["kv_transfer_params"] == {"request_id": "r", "attempt": 2, "num_prompt_tokens": 21, "choice": 0}
 
 
