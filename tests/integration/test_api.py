@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import aiohttp
 import pytest
+from blockbuster import blockbuster_ctx
 
 from pdd.core.errors import CapacityExhausted, ConfigError, ContextTooLong, Unavailable, WorkerFailed
 from pdd.core.request import FinishReason, HandoffMode, Role, Route
@@ -20,6 +21,13 @@ from tests.support.fake_service import FakeService, Step, steps
 from tests.support.front_door import HEALTHY, LIMITS, MODEL, NOW, Door, front_door, saying
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks_the_loop() -> Iterator[None]:
+    with blockbuster_ctx("pdd"):
+        yield
+
 
 QUESTION = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 

@@ -6,6 +6,7 @@ would match. With the splice, the next prompt starts with exactly the previous p
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from array import array
 from collections import Counter, OrderedDict
@@ -23,7 +24,8 @@ class AnswerTokens:
     """The IDs behind the first ``num_characters`` of an answer's text.
 
     That is less than the whole text only where a stop string cut it in mid-token; what is left is tokenized as text. A
-    special token that ended the answer is not among them: the chat template writes its own end of a turn.
+    special token that ended the answer is not among them: the chat template writes its own end of a turn. Without any
+    tokens it still says that the prompt ended before the answer, where tokenizing both as one text might not.
     """
 
     tokens: tuple[TokenId, ...]
@@ -83,17 +85,17 @@ class _TenantAnswers:
         if key in self._answers:
             self._answers.move_to_end(key)
             return
-        if len(answer.tokens) > self._max_tokens:
+        if _cost(answer) > self._max_tokens:
             return
         self._answers[key] = (_digest(text), answer)
         self._texts[_digest(text)] += 1
-        self._num_tokens += len(answer.tokens)
+        self._num_tokens += _cost(answer)
         while self._num_tokens > self._max_tokens:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
         _, (text, answer) = self._answers.popitem(last=False)
-        self._num_tokens -= len(answer.tokens)
+        self._num_tokens -= _cost(answer)
         self._texts[text] -= 1
         if not self._texts[text]:
             del self._texts[text]
@@ -118,8 +120,6 @@ class AnswerMemory:
 
     def keep(self, tenant: TenantId, prompt: Sequence[TokenId], text: str, answer: AnswerTokens) -> None:
         """Remembers that ``prompt`` was answered by ``answer``, which the client saw as ``text``."""
-        if not answer.tokens:
-            return
         digest = PromptDigest()
         digest.extend(prompt)
         self._of(tenant).keep(digest.answered_by(text), text, answer)
@@ -165,6 +165,7 @@ class ConversationEncoder:
         for index, message in enumerate(messages):
             if message.role == "assistant" and self._memory.may_hold(tenant, message.content):
                 await self._splice(tenant, prompt, messages[:index], message.content)
+                await asyncio.sleep(0)  # a splice takes up to a millisecond: let other streams go on in between
         return (*prompt.tokens, *await self._codec.encode(prompt.rest()))
 
     async def _splice(self, tenant: TenantId, prompt: _GrowingPrompt, asking: Sequence[Message], answer: str) -> None:
@@ -215,6 +216,11 @@ class _GrowingPrompt:
         self.tokens.extend(tokens)
         self.digest.extend(tokens)
         self._end = up_to
+
+
+def _cost(answer: AnswerTokens) -> int:
+    """An answer without tokens takes room, too."""
+    return max(1, len(answer.tokens))
 
 
 def _digest(text: str) -> bytes:

@@ -1,8 +1,10 @@
 """Answers' token IDs come back in the next turn exactly as they were generated."""
 
 import asyncio
+import random
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +23,9 @@ TENANT, OTHER = TenantId("tenant"), TenantId("other")
 TURN_END = ASSETS.tokenizer.token_to_id("<|im_end|>")
 END_OF_TEXT = ASSETS.tokenizer.token_to_id("<|endoftext|>")
 
-GENERATED = st.lists(st.integers(0, VOCAB_SIZE - 1).filter(lambda token: token not in ASSETS.stop_token_ids), max_size=12)
+GENERATED = st.lists(
+    st.integers(0, VOCAB_SIZE - 1).filter(lambda token: token not in ASSETS.stop_token_ids), max_size=12
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,3 +250,27 @@ def test_a_template_that_refuses_a_question_alone_only_prevents_the_splice():
 def test_a_finish_reason_is_kept_unless_a_stop_string_came_first():
     answer = AnswerText(CODEC.detokenizer(), [])
     assert answer.finish_reason(FinishReason.LENGTH) is FinishReason.LENGTH
+
+
+@pytest.mark.real_model
+def test_a_real_models_conversation_is_extended_turn_by_turn():
+    """SmolLM2's template adds a system message of its own; answers end by stop token, by length and by stop string."""
+    entry = find_model("smollm2-135m-instruct")
+    codec, memory = TextCodec(entry.load_text()), AnswerMemory(max_tokens_per_tenant=10_000)
+    encoder, draw = ConversationEncoder(codec, memory), random.Random(7)
+    (turn_end,) = asyncio.run(codec.encode("<|im_end|>"))
+    messages, expected = [], ()
+    for turn in range(12):
+        messages.append(user(f"Question {turn}: where is 漢字?\n"))
+        prompt = encode(encoder, messages)
+        assert prompt[: len(expected)] == expected
+        tokens = [draw.randrange(17, entry.vocab_size) for _ in range(40)]
+        answer = AnswerText(codec.detokenizer(), [["e", "ing"][turn % 2]] if turn % 3 == 2 else [])
+        ended = turn % 3 == 0
+        answer.push([*tokens, turn_end] if ended else tokens)
+        answer.finish()
+        remembered = answer.answer_tokens(ended_by=turn_end if ended else None)
+        assert answer.stopped or list(remembered.tokens) == tokens
+        memory.keep(TENANT, prompt, answer.text, remembered)
+        messages.append(assistant(answer.text))
+        expected = (*prompt, *remembered.tokens, *((turn_end,) if ended else ()))
