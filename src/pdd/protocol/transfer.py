@@ -416,7 +416,7 @@ class SourceTransfer:
                 self._rejected(BlockHash(message.hash))
             case Deferred():
                 self._landed(BlockHash(message.hash))
-                self._move(BlockHash(message.hash), {_State.IN_FLIGHT}, _State.ELSEWHERE)
+                self._deferred(BlockHash(message.hash))
             case Have():
                 for block in message.hashes:
                     self._at_target(BlockHash(block))
@@ -447,6 +447,7 @@ class SourceTransfer:
             elif index in elsewhere:
                 self._elsewhere(block, record)
             else:
+                self._set_state(record, _State.UNOFFERED)
                 self._at_target(block)
 
     def _lacked(self, block: BlockHash, record: _Block) -> None:
@@ -485,7 +486,17 @@ class SourceTransfer:
             raise RemoteProtocolError(f"the target confirms block {block.hex()[:12]}, which is not in flight")
         self._in_flight.discard(block)
 
+    def _deferred(self, block: BlockHash) -> None:
+        self._withdraw_if_unwanted(block)
+        self._move(block, {_State.IN_FLIGHT}, _State.ELSEWHERE)
+
+    def _withdraw_if_unwanted(self, block: BlockHash) -> None:
+        """The target still expects a block that no order wants any more since it went on the line."""
+        if block not in self._blocks:
+            self._commands.append(Send(message=Withdraw(hashes=(block,))))
+
     def _rejected(self, block: BlockHash) -> None:
+        self._withdraw_if_unwanted(block)
         record = self._blocks.get(block)
         if record is None or record.state is not _State.IN_FLIGHT:
             return
@@ -501,6 +512,9 @@ class SourceTransfer:
         record = self._blocks.get(block)
         if record is None:
             return
+        if record.state is _State.OFFERED:
+            # An offer is under way and would leave the target with a claim on us.
+            self._commands.append(Send(message=Withdraw(hashes=(block,))))
         keys = tuple(record.orders)
         self._forget(block, record)
         for key in keys:

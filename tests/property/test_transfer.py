@@ -1,0 +1,194 @@
+"""Replication under hostile schedules: no order is forgotten, no block stays undelivered, nothing crosses in vain."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from pdd.core.blocks import BlockHash
+from pdd.index.blocks import Owner
+from pdd.protocol.transfer import OrderKey
+from tests.support.transfer_world import ENGINE, TransferWorld
+
+HASHES = tuple(BlockHash(bytes([n]) * 32) for n in range(8))
+blocks = st.lists(st.sampled_from(HASHES), max_size=6).map(tuple)
+names = st.sampled_from(["s", "t"])
+
+
+class TransferMachine(RuleBasedStateMachine):
+    """Orders come and go, blocks appear, lines break, the target restarts, payloads are damaged, room is short."""
+
+    @initialize(target_capacity=st.integers(2, 8), window=st.integers(1, 3))
+    def start(self, target_capacity: int, window: int) -> None:
+        self.world = TransferWorld(source_capacity=16, target_capacity=target_capacity, window_blocks=window)
+        self.num_orders = 0
+        self.standing: dict[tuple[str, str], tuple[BlockHash, ...]] = {}
+        self.writing: list[tuple[BlockHash, object]] = []
+
+    @rule(name=names, chain=blocks)
+    def an_order_is_placed(self, name: str, chain: tuple[BlockHash, ...]) -> None:
+        self.num_orders += 1
+        key = f"order-{self.num_orders}"
+        self.standing[name, key] = chain
+        self.world.place(name, key, chain)
+
+    @rule(data=st.data())
+    def an_order_is_cancelled(self, data: st.DataObject) -> None:
+        if self.standing:
+            name, key = data.draw(st.sampled_from(sorted(self.standing)))
+            del self.standing[name, key]
+            self.world.cancel(name, key)
+
+    @rule(name=names, chain=blocks)
+    def blocks_appear(self, name: str, chain: tuple[BlockHash, ...]) -> None:
+        self.world.write(name, chain)
+
+    @rule(name=names)
+    def a_line_opens(self, name: str) -> None:
+        self.world.connect(name)
+
+    @rule(name=names)
+    def a_line_breaks(self, name: str) -> None:
+        self.world.disconnect(name)
+
+    @rule()
+    def the_target_restarts(self) -> None:
+        self.world.restart_target()
+        self.writing.clear()
+
+    @rule(name=names, is_damaged=st.sampled_from([False, False, False, True]))
+    def a_block_is_sent(self, name: str, is_damaged: bool) -> None:
+        self.world.send_block(name, is_damaged=is_damaged)
+
+    @rule(name=names)
+    def the_target_takes_a_step(self, name: str) -> None:
+        self.world.step_target(name)
+
+    @rule(name=names)
+    def the_source_takes_a_step(self, name: str) -> None:
+        self.world.step_source(name)
+
+    @rule()
+    def the_loop_turns(self) -> None:
+        self.world.settle()
+
+    @rule(block=st.sampled_from(HASHES))
+    def the_targets_engine_begins_a_write(self, block: BlockHash) -> None:
+        for write in self.world.target.begin_write(ENGINE, (block,)).writes:
+            self.writing.append((block, write))
+
+    @rule(commits=st.booleans())
+    def the_targets_engine_ends_its_write(self, commits: bool) -> None:
+        if not self.writing:
+            return
+        block, write = self.writing.pop(0)
+        if commits:
+            self.world.target.commit(ENGINE, write)
+            self.world.arrivals.block_held(block)
+        else:
+            self.world.target.abort(ENGINE, write)
+        self.world.deliver()
+
+    @rule(num_blocks=st.integers(1, 3))
+    def a_watch_takes_room(self, num_blocks: int) -> None:
+        if self.world.target.num_reserved == 0 and len(self.world.target.begin_write(Owner("probe"), ()).writes) == 0:
+            self.world.target.release_owner(Owner("watch"))
+            room = self.world.target.capacity - self.world.target.num_leased - self.world.target.num_writing
+            if num_blocks <= room:
+                self.world.target.reserve(Owner("watch"), (), num_blocks)
+
+    @invariant()
+    def all_books_agree(self) -> None:
+        self.world.check_integrity()
+
+    @invariant()
+    def whatever_the_target_holds_was_written_by_somebody(self) -> None:
+        for source in self.world.sources.values():
+            assert source.transfer.backlog >= 0
+            assert source.transfer.num_in_flight <= 3
+
+    def teardown(self) -> None:
+        """When peace returns and every block is at hand, every order ends, and well unless its line damaged blocks."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.target.release_owner(ENGINE)
+        world.target.release_owner(Owner("watch"))
+        for name in world.sources:
+            world.connect(name)
+            world.write(name, HASHES)
+        world.run_until_quiet()
+        for name, key in self.standing:
+            source = world.sources[name]
+            assert OrderKey(key) in source.ended, f"{key} never ended"
+            assert source.ended[OrderKey(key)] is None or source.num_damaged >= 3
+        for source in world.sources.values():
+            assert source.transfer.num_orders == 0
+            assert source.transfer.backlog == 0
+            assert not source.transfer.awaits_answer
+            assert not source.pinned
+            assert source.index.num_leased == 0
+        assert world.arrivals.num_open == 0
+        assert (world.target.num_leased, world.target.num_writing) == (0, 0)
+        world.check_integrity()
+
+
+TestTransfer = TransferMachine.TestCase
+TestTransfer.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+
+steps = st.lists(st.tuples(st.integers(0, 5), names, st.integers(0, len(HASHES) - 1)), max_size=120)
+
+
+@given(chains=st.lists(st.tuples(names, st.integers(1, len(HASHES))), min_size=1, max_size=5), schedule=steps)
+@settings(max_examples=300, deadline=None)
+def test_without_faults_every_block_crosses_exactly_once_whoever_wants_it(
+    chains: list[tuple[str, int]], schedule: list[tuple[int, str, int]]
+):
+    """Both sources hold everything from the start, orders overlap, and messages interleave in any way."""
+    world = TransferWorld(source_capacity=16, target_capacity=8, window_blocks=2)
+    for name in world.sources:
+        world.connect(name)
+        world.write(name, HASHES)
+    orders = iter([(name, f"order-{n}", HASHES[:length]) for n, (name, length) in enumerate(chains)])
+    for action, name, _ in schedule:
+        match action:
+            case 0:
+                if (order := next(orders, None)) is not None:
+                    world.place(*order)
+            case 1:
+                world.send_block(name)
+            case 2:
+                world.step_target(name)
+            case 3:
+                world.step_source(name)
+            case _:
+                world.settle()
+    for order in orders:
+        world.place(*order)
+    world.run_until_quiet()
+    wanted = set(HASHES[: max(length for _, length in chains)])
+    assert {block for block in HASHES if world.target.holds(block)} == wanted
+    assert dict(world.frames_sent) == dict.fromkeys(wanted, 1)
+    assert all(failure is None for source in world.sources.values() for failure in source.ended.values())
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_one_source_sends_each_block_once_while_blocks_still_appear(data: st.DataObject):
+    world = TransferWorld(source_capacity=16, target_capacity=8, window_blocks=2, names=("s",))
+    world.connect("s")
+    lengths = data.draw(st.lists(st.integers(1, len(HASHES)), min_size=1, max_size=4))
+    appearing = data.draw(st.permutations(HASHES))
+    actions = data.draw(st.permutations(["order"] * len(lengths) + ["block"] * len(HASHES) + ["step"] * 30))
+    for action in actions:
+        if action == "order":
+            world.place("s", f"order-{len(lengths)}", HASHES[: lengths.pop()])
+        elif action == "block":
+            world.write("s", (appearing.pop(),))
+        else:
+            step = data.draw(st.sampled_from([world.send_block, world.step_target, world.step_source]))
+            step("s")
+    world.run_until_quiet()
+    assert all(count == 1 for count in world.frames_sent.values())
+    assert world.sources["s"].transfer.num_orders == 0
