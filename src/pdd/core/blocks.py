@@ -8,9 +8,8 @@ bytes, which differ between chips; integrity is the frame digest's job.
 from __future__ import annotations
 
 import hashlib
-from array import array
+import struct
 from collections.abc import Sequence
-from sys import byteorder
 from typing import NewType
 
 from pdd.core.ids import Salt, TokenId
@@ -60,7 +59,4 @@ def block_hashes(kv_format: KvFormat, salt: Salt, tokens: Sequence[TokenId]) -> 
 
 
 def _u32_le(tokens: Sequence[TokenId]) -> bytes:
-    words = array("I", tokens)
-    if byteorder == "big":
-        words.byteswap()
-    return words.tobytes()
+    return struct.pack(f"<{len(tokens)}I", *tokens)

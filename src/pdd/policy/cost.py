@@ -8,9 +8,11 @@ from pdd.core.units import Bytes, BytesPerSecond, Seconds
 def predict_transfer_wait(*, missing: Bytes, backlog: Bytes, rate: BytesPerSecond) -> Seconds:
     """How long until ``missing`` bytes of one request are across a line that still owes ``backlog`` to everybody.
 
-    ``backlog`` includes ``missing``. Lines are shared fairly, so the truth lies between the request's bytes alone and
-    the whole backlog; this returns the fair-share estimate: others slow it down, but by no more than its own size each
-    time, hence at most twice its own time unless the backlog is what it is waiting behind.
+    ``rate`` is above zero: of a line that stands still nothing can be predicted.
+
+    ``backlog`` may or may not include ``missing`` yet. Lines are shared fairly, so the truth lies between the request's bytes
+    alone and the whole backlog. This counts all others as one equal sharer: they slow the request down by their backlog, but
+    by no more than its own size, hence to at most twice its own time.
     """
     others = max(0, backlog - missing)
     return Seconds((missing + min(others, missing)) / rate)

@@ -23,9 +23,8 @@ class HandoffView:
 
 
 def choose_handoff(view: HandoffView) -> HandoffMode:
-    """ONE_SHOT is final. The first batch of a large gap starts a catch-up; each next one must have halved."""
-    if view.previous_gap is None:
-        return HandoffMode.CATCH_UP if view.gap > view.threshold_tokens else HandoffMode.ONE_SHOT
-    halved = view.gap * 2 <= view.previous_gap
-    worth_another = halved and view.gap > view.threshold_tokens and view.rounds < view.max_rounds
-    return HandoffMode.CATCH_UP if worth_another else HandoffMode.ONE_SHOT
+    """ONE_SHOT is final. A large gap is worth a batch while rounds are left; after the first it must have halved."""
+    if view.gap <= view.threshold_tokens or view.rounds >= view.max_rounds:
+        return HandoffMode.ONE_SHOT
+    converges = view.previous_gap is None or view.gap * 2 <= view.previous_gap
+    return HandoffMode.CATCH_UP if converges else HandoffMode.ONE_SHOT

@@ -45,8 +45,9 @@ def choose_route(view: RouteView) -> RouteChoice:
     missing = view.prompt_bytes if view.missing is None else view.missing
     if missing == 0:
         return RouteChoice(route=Route.DIRECT, predicted_wait=Seconds(0.0), reason="main decode has all of the prompt")
-    if view.rate is None:
-        return RouteChoice(route=Route.RELAY, predicted_wait=None, reason="the line's rate is not known")
+    if not view.rate:
+        reason = "the line's rate is not known" if view.rate is None else "the line stands still"
+        return RouteChoice(route=Route.RELAY, predicted_wait=None, reason=reason)
     wait = predict_transfer_wait(missing=missing, backlog=view.backlog, rate=view.rate)
     relation, route = (">", Route.RELAY) if wait > view.threshold else ("<=", Route.DIRECT)
     reason = f"main decode would wait {wait:.2f} s {relation} {view.threshold:.2f} s for {missing / 1e6:.1f} MB"
