@@ -21,12 +21,12 @@ from pdd.core.units import BITS_PER_BYTE, Bytes, Seconds
 _TITLES = {
     "relay": (
         "1  With the relay",
-        "Relay decode answers while the KV cache crosses the WAN; then main decode takes over.",
+        "While the KV cache crosses the WAN, relay decode answers; then main decode goes on.",
     ),
-    "direct": ("2  Without", "The same prompt, cold caches: the user waits until the KV cache has crossed the WAN."),
+    "direct": ("2  Without", "The same prompt in cold caches: the user waits until the KV cache is across."),
     "second_turn": (
         "3  A second turn",
-        "The first conversation goes on: main decode has its KV, so little has to cross.",
+        "The first conversation goes on: main decode has its KV already.",
     ),
 }
 
@@ -134,7 +134,7 @@ def print_results(console: Console, runs: Runs) -> None:
     console.print()
     console.print("  ", legend(), sep="")
     console.print()
-    console.print(tabulate((f"  {name.replace('_', ' ')}", answer) for name, answer in runs))
+    console.print(tabulate((name.replace("_", " "), answer) for name, answer in runs))
     console.print()
 
 

@@ -143,7 +143,7 @@ def print_answer(console: Console, spans: Iterable[ReceivedSpan]) -> None:
 def tabulate(answers: Iterable[tuple[str, ReceivedAnswer]]) -> Table:
     """One row for each named answer. Times are the client's."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("run\n", no_wrap=True)
+    table.add_column("  run\n", no_wrap=True)
     table.add_column("route\n", no_wrap=True)
     for heading in ("first\ntoken", "second\ntoken", "largest\ngap", "median\ngap"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -157,7 +157,7 @@ def tabulate(answers: Iterable[tuple[str, ReceivedAnswer]]) -> Table:
 
 
 def _cells(name: str, answer: ReceivedAnswer, timings: Timings) -> Iterable[str]:
-    yield name
+    yield f"  {name}"
     yield path_of(answer)
     yield format_seconds(timings.ttft)
     yield format_seconds(timings.ttst)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from pdd.cli.conversation import Question, ReceivedAnswer, SpanListener, TokenPrompt
+from pdd.cli.prompts import Prompt
+from pdd.cli.verify_cases import REFERENCE_TOKENS
+from pdd.cli.verify_run import CONCURRENCY, Setup, count_jobs, run_trials
+from pdd.core.errors import Unavailable, WorkerFailed
+from pdd.core.ids import WorkerId
+from pdd.core.request import FinishReason, Generation, HandoffMode, Route, TokenSpan
+from pdd.core.units import Seconds
+from pdd.engine.base import EngineInfo
+from tests.unit.cli.recordings import MD, RLD, P, answer, event, spans
+
+PROMPTS = (Prompt(number=1, token_ids=(5, 6, 7)), Prompt(number=2, token_ids=(8,)))
+
+
+class CountingEngine:
+    """Its tokens are their positions, as in ``recordings.spans``."""
+
+    def __init__(self) -> None:
+        self.asked: list[Generation] = []
+
+    @property
+    def worker(self) -> WorkerId:
+        return WorkerId("MD")
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[TokenSpan]:
+        self.asked.append(generation)
+        tokens = tuple(range(generation.max_tokens))
+        yield TokenSpan(first_position=0, tokens=tokens, finish_reason=FinishReason.LENGTH)
+
+    async def info(self) -> EngineInfo:
+        raise Unavailable("not asked for", retry_after_s=Seconds(1.0))
+
+
+class HonestRouter:
+    """Serves every question as its pins say."""
+
+    def __init__(self) -> None:
+        self.questions: list[Question] = []
+        self.running = 0
+        self.most_running = 0
+
+    async def ask(self, question: Question, on_span: SpanListener | None = None) -> ReceivedAnswer:
+        self.questions.append(question)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        await asyncio.sleep(0)
+        self.running -= 1
+        return self.answer(question)
+
+    def answer(self, question: Question) -> ReceivedAnswer:
+        max_tokens, after = question.max_tokens or 0, question.pins.handoff_after_tokens or 0
+        if question.pins.route is Route.DIRECT:
+            return answer(spans((0.1, P, 1, ""), (0.2, MD, max_tokens - 1, "")))
+        extended = (event(0.2, "extended"),) if question.pins.handoff is HandoffMode.CATCH_UP else ()
+        return answer(spans((0.1, P, 1, ""), (0.2, RLD, after, ""), (0.3, MD, max_tokens - 1 - after, "")), *extended)
+
+
+class FailingRouter(HonestRouter):
+    """Fails the hand-off after 17 tokens, and gets the one after 33 wrong."""
+
+    def answer(self, question: Question) -> ReceivedAnswer:
+        if question.pins.handoff_after_tokens == 17:
+            raise WorkerFailed("the answer broke off")
+        if question.pins.handoff_after_tokens == 33:
+            return answer(spans((0.1, P, 1, ""), (0.2, RLD, 32, ""), (0.3, MD, 25, "")))
+        return super().answer(question)
+
+
+def setup(router: HonestRouter, engine: CountingEngine) -> Setup:
+    return Setup(router=router, unbroken=engine, model="m", seed=10, salt="salt")
+
+
+@pytest.mark.anyio
+async def test_an_honest_deployment_is_exact_and_each_prompt_has_its_relays():
+    router, engine, done = HonestRouter(), CountingEngine(), []
+    outcomes = await run_trials(setup(router, engine), PROMPTS, on_done=lambda: done.append(1))
+    assert [outcome.problem for outcome in outcomes] == [None] * len(outcomes)
+    assert sum(outcome.relayed for outcome in outcomes) == 20
+    assert len(done) == count_jobs(2) == len(router.questions) + len(engine.asked)
+
+
+@pytest.mark.anyio
+async def test_no_two_requests_share_a_cache():
+    router, engine = HonestRouter(), CountingEngine()
+    await run_trials(setup(router, engine), PROMPTS, on_done=lambda: None)
+    salts = [question.pins.cache_salt for question in router.questions] + [asked.salt for asked in engine.asked]
+    assert None not in salts
+    assert len(set(salts)) == len(salts)
+
+
+@pytest.mark.anyio
+async def test_the_unbroken_engine_is_asked_for_the_same_tokens_with_the_same_draws():
+    router, engine = HonestRouter(), CountingEngine()
+    await run_trials(setup(router, engine), PROMPTS, on_done=lambda: None)
+    assert {asked.max_tokens for asked in engine.asked} == {REFERENCE_TOKENS}
+    assert not any(asked.stop_token_ids for asked in engine.asked)
+    asked = {(a.known_tokens, a.sampling.temperature, a.sampling.top_k, a.sampling.top_p, a.sampling.seed)
+             for a in engine.asked}  # fmt: skip
+    served = {
+        (q.prompt.token_ids, q.draw.temperature, q.draw.top_k, q.draw.top_p or 1.0, q.draw.seed or 0)
+        for q in router.questions
+        if isinstance(q.prompt, TokenPrompt)
+    }
+    assert asked == served
+    assert all(question.ignore_eos for question in router.questions)
+
+
+@pytest.mark.anyio
+async def test_only_so_many_requests_run_at_once():
+    router = HonestRouter()
+    await run_trials(setup(router, CountingEngine()), PROMPTS, on_done=lambda: None)
+    assert 1 < router.most_running <= CONCURRENCY
+
+
+@pytest.mark.anyio
+async def test_a_failed_request_and_a_wrong_relay_are_counted_and_the_others_go_on():
+    outcomes = await run_trials(setup(FailingRouter(), CountingEngine()), PROMPTS[:1], on_done=lambda: None)
+    problems = {outcome.trial.case.name: outcome.problem for outcome in outcomes if outcome.problem}
+    assert problems == {
+        "one_shot_17": "failed: the answer broke off",
+        "one_shot_33": "not relayed as asked: relay decode computed 32 tokens instead of 33",
+    }
