@@ -25,6 +25,7 @@ from pdd.core.units import Seconds
 
 DEFAULT_RETRY_AFTER = Seconds(1.0)
 """When a busy engine does not say how long."""
+_MAX_TEXT_LENGTH = 1000
 _CODE_CAPACITY = "capacity_exhausted"
 _CODE_CONTEXT = "context_length_exceeded"
 _CODE_MODEL = "model_not_found"
@@ -158,9 +159,16 @@ def _code_of(error: InvalidRequest) -> str:
 
 
 def _reply(detail: ErrorDetail) -> ErrorReply:
+    # Messages quote what the client sent, and that may be megabytes.
+    detail.message = _shorten(detail.message)
+    detail.param = None if detail.param is None else _shorten(detail.param)
     retry_after = None if detail.retry_after_s is None else Seconds(detail.retry_after_s)
     body = msgspec.json.encode(ErrorBody(error=detail))
     return ErrorReply(status=detail.status or int(HTTPStatus.INTERNAL_SERVER_ERROR), retry_after=retry_after, body=body)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}..."
 
 
 def _read_detail(body: bytes) -> ErrorDetail | None:

@@ -4,10 +4,13 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdd.core.errors import ContextTooLong, InvalidRequest, UnknownModel
 from pdd.core.request import Generation, Sampling
 from pdd.engine.base import EngineInfo
+from pdd.engine.http_errors import reply_to
 from pdd.engine.wire_request import decode_body, read_generation
 
 INFO = EngineInfo(model="m", max_model_tokens=100, block_tokens=16, instance="i")
@@ -142,3 +145,52 @@ def test_too_long_together_is_refused_with_both_lengths_and_the_limit():
 def test_another_model_is_unknown():
     with pytest.raises(UnknownModel, match="other"):
         read({"model": "other"})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = [
+    "token_ids",
+    "sampling_params",
+    "request_id",
+    "model",
+    "stream",
+    "cache_salt",
+    "priority",
+    "kv_transfer_params",
+]
+PARAMETERS = ["max_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "n", "stop", "logprobs"]
+
+
+@given(
+    changes=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=2),
+    sampling=st.dictionaries(st.sampled_from(PARAMETERS), JSON, max_size=3),
+)
+def test_any_json_is_either_a_sound_request_or_refused(changes: dict[str, Any], sampling: dict[str, Any]):
+    try:
+        asked = read(changes, sampling)
+    except InvalidRequest:
+        return
+    assert asked.known_tokens
+    assert asked.max_tokens >= 1
+    assert len(asked.known_tokens) + asked.max_tokens <= INFO.max_model_tokens
+    assert all(0 <= token < 50 for token in (*asked.known_tokens, *asked.stop_token_ids))
+    assert 1 <= asked.num_prompt_tokens <= len(asked.known_tokens)
+    assert 0.0 < asked.sampling.top_p <= 1.0
+    assert 0.0 <= asked.sampling.temperature < float("inf")
+    assert 0 <= asked.sampling.seed < 2**63
+
+
+@given(raw=st.binary(max_size=60))
+def test_any_bytes_are_refused(raw: bytes):
+    with pytest.raises(InvalidRequest):
+        decode_body(raw)
+
+
+def test_a_refusal_does_not_echo_megabytes():
+    with pytest.raises(InvalidRequest) as refused:
+        read({"x" * 1_000_000: 1})
+    assert len(reply_to(refused.value).body) < 4000
