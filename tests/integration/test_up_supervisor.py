@@ -71,6 +71,10 @@ def is_alive(pid):
         return False
 
 
+def num_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 async def test_every_role_becomes_ready_and_stops_with_the_supervisor(tmp_path):
     async with supervised(tmp_path, role("a", "ready"), role("b", "ready")) as (supervisor, _, run):
         await supervisor.wait_until_ready()
@@ -154,10 +158,10 @@ async def test_a_role_that_ignores_sigterm_is_killed_after_the_grace(tmp_path):
 
 
 async def test_no_descriptor_is_left_open(tmp_path):
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = num_descriptors()
     async with supervised(tmp_path, role("a", "die-when-ready"), role("b", "ready")) as (_, watch, _):
         await watch.until(lambda _: watch.count("a", Phase.RESTARTING) >= 2)
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+    assert num_descriptors() <= before + 1
 
 
 @pytest.mark.parametrize("behaviour", ["ready", "stubborn", "silent"])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdd.cli.quantities import format_memory
 from pdd.cli.state import RoleKind, RoleStatus, RunDirectory, run_directory
 from pdd.cli.supervisor import RoleCommand, Supervisor, Timing
 from pdd.cli.topology_check import ROUTER_NAME
 from pdd.cli.topology_ports import resolve, write_resolved
+from pdd.core.errors import ConfigError
 from pdd.core.topology import LOOPBACK, Address, Topology
 
 _WILDCARD_HOSTS = ("0.0.0.0", "::")  # noqa: S104 (recognised, not bound)
@@ -60,6 +63,7 @@ async def run_deployment(
         resolved = resolve(topology)
         for node in resolved.nodes:
             run.node_socket(node.name)
+        _require_memory(resolved)
         write_resolved(resolved, run.topology_file)
         supervisor = Supervisor(
             tuple(role_commands(resolved, run)), run, on_change=on_change, timing=timing or Timing()
@@ -71,6 +75,17 @@ async def run_deployment(
                 yield Deployment(topology=resolved, run=run, supervisor=supervisor)
             finally:
                 task.cancel()
+
+
+def _require_memory(topology: Topology) -> None:
+    """Each node checks its own arena; only here it is known that they share one machine."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    arenas = sum(node.arena_bytes for node in topology.nodes)
+    if arenas > physical:
+        raise ConfigError(
+            f"{topology.name}: nodes: their arenas are {format_memory(arenas)} together, but this machine has "
+            f"{format_memory(physical)} of memory"
+        )
 
 
 def role_commands(topology: Topology, run: RunDirectory) -> Iterator[RoleCommand]:

@@ -14,8 +14,8 @@ from typing import Protocol
 from pdd.cli.quantities import format_memory
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role
-from pdd.core.topology import EngineTable, NodeTable, Topology
-from pdd.engine.catalog import ModelEntry, find_model
+from pdd.core.topology import EngineKind, EngineTable, NodeTable, Topology
+from pdd.engine.catalog import ModelEntry, NoWeights, find_model
 from pdd.transport.emulate_control import MAX_DELAY_S
 
 ROUTER_NAME = "router"
@@ -45,6 +45,7 @@ def check_topology(topology: Topology, refuse: Refuse, exposure: Exposure) -> No
     _check_hosts(topology, refuse, exposure)
     _check_ports(topology, refuse)
     model = _check_model(topology, refuse)
+    _check_kinds(topology, model, refuse)
     _check_formats(topology, model, refuse)
     _check_memory(topology, model, refuse)
 
@@ -221,6 +222,22 @@ def _check_model(topology: Topology, refuse: Refuse) -> ModelEntry:
             value=topology.max_model_tokens,
         )
     return model
+
+
+def _check_kinds(topology: Topology, model: ModelEntry, refuse: Refuse) -> None:
+    first = topology.engines[0]
+    for index, engine in enumerate(topology.engines):
+        path = f"engines[{index}].kind"
+        if engine.kind is EngineKind.EMBEDDED and isinstance(model.weights, NoWeights):
+            raise refuse(
+                path, f'model {model.name!r} has no weights; it needs kind = "scripted"', value=engine.kind.value
+            )
+        if engine.kind is not first.kind:
+            raise refuse(
+                path,
+                f"engine {first.name!r} is {first.kind.value}; what one kind writes as KV means nothing to the other",
+                value=engine.kind.value,
+            )
 
 
 def block_tokens_of(topology: Topology, node: NodeTable) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ class _Ports:
         try:
             self._hold(host, port)
         except OSError as error:
-            raise ConfigError(f"{path} = {port}: can't listen on {host}:{port}: {error.strerror}") from error
+            raise ConfigError(f"{path} = {port}: can't listen on {host}:{port}: {error.strerror or error}") from error
         return port
 
     def free(self, host: str) -> int:
@@ -40,8 +41,10 @@ class _Ports:
             port = self._random.randrange(_FIRST_PORT, _END_PORT)
             try:
                 self._hold(host, port)
-            except OSError:
-                continue
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    continue
+                raise ConfigError(f"host = {host!r}: can't listen there: {error.strerror or error}") from error
             return port
         raise ConfigError(f"found no free port on {host} between {_FIRST_PORT} and {_END_PORT}")
 

@@ -39,7 +39,6 @@ name = "MD"
 role = "main_decode"
 cluster = "B"
 node = "node-b"
-kind = "scripted"
 token_interval = "5 ms"
 
 [[links]]
@@ -135,7 +134,18 @@ REFUSED = {
         change('"prefill"', '"prefil"'),
         ["engines[0].role = 'prefil'", "prefill, relay_decode, main_decode"],
     ),
-    "an unknown kind": (change('"scripted"', '"vllm"'), ["engines[2].kind = 'vllm'", "embedded, scripted"]),
+    "an unknown kind": (
+        change('role = "prefill"', 'role = "prefill"\nkind = "vllm"'),
+        ["engines[0].kind = 'vllm'", "embedded, scripted"],
+    ),
+    "kinds that can't share KV": (
+        change('role = "main_decode"', 'role = "main_decode"\nkind = "scripted"'),
+        ["engines[2].kind = 'scripted'", "engine 'P' is embedded"],
+    ),
+    "an embedded engine without weights": (
+        change('"tiny-random"', '"scripted"'),
+        ["engines[0].kind = 'embedded'", "no weights"],
+    ),
     "a missing role": (
         change('role = "relay_decode"', 'role = "prefill"'),
         ["engines", 'none has role = "relay_decode"'],

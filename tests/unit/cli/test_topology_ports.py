@@ -60,6 +60,12 @@ def test_a_fixed_port_that_is_in_use_is_refused_by_key(topology):
             resolve(busy)
 
 
+def test_a_host_that_is_none_of_ours_is_refused(topology):
+    elsewhere = msgspec.structs.replace(topology.nodes[0], host="192.0.2.1")
+    with pytest.raises(ConfigError, match=r"host = '192\.0\.2\.1': can't listen there"):
+        resolve(msgspec.structs.replace(topology, nodes=(elsewhere, *topology.nodes[1:])))
+
+
 def test_what_is_written_is_read_back_and_private(topology, tmp_path):
     resolved = resolve(topology)
     file = tmp_path / "topology.json"

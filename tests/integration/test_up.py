@@ -1,0 +1,232 @@
+"""``pdd up`` as a user runs it: a whole scripted deployment in processes, seen through ``pdd status`` and ``pdd link``."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+PDD = (sys.executable, "-m", "pdd.cli")
+ROLES = {"node-p", "node-rld", "node-md", "wan", "P", "RLD", "MD", "router"}
+
+
+@pytest.fixture
+def state():
+    # Not tmp_path: a Unix socket's path may have no more than 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="pdd-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def run(*arguments, state=None, timeout=30):
+    place = () if state is None else ("--state-dir", str(state))
+    return subprocess.run([*PDD, *arguments, *place], capture_output=True, text=True, timeout=timeout, check=False)
+
+
+class Up:
+    def __init__(self, process, announcement):
+        self.process = process
+        self.url = announcement["url"]
+        self.announcement = announcement
+        self.pids = {role["name"]: role["pid"] for role in announcement["roles"]}
+
+
+@contextmanager
+def up(state, *arguments):
+    """A running ``pdd up``; whatever a test leaves alive is killed."""
+    command = [*PDD, "up", "scripted", "--port", "0", "--json", "--state-dir", str(state), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            yield Up(process, json.loads(line))
+        finally:
+            process.kill()
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.05)
+
+
+def status(state):
+    return json.loads(run("status", "--json", state=state).stdout)
+
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=5) as reply:
+        return json.load(reply)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_every_role_and_leaves_nothing(state, number):
+    with up(state) as running:
+        assert set(running.pids) == ROLES
+        assert all(is_alive(pid) for pid in running.pids.values())
+        running.process.send_signal(number)
+        assert running.process.wait(timeout=15) == 0
+        assert running.process.stdout.read() == ""  # one object, and nothing after it
+        assert "Traceback" not in running.process.stderr.read()
+        assert not any(is_alive(pid) for pid in running.pids.values())
+    assert not list((state / "scripted").glob("*.sock"))
+    assert run("status", state=state).returncode == 1
+
+
+def test_kill_9_of_up_leaves_no_orphan_and_it_can_start_again(state):
+    with up(state) as running:
+        running.process.kill()
+        running.process.wait()
+        wait_until(lambda: not any(is_alive(pid) for pid in running.pids.values()), seconds=5)
+    assert "nothing runs" in run("status", state=state).stderr
+    with up(state) as again:
+        assert set(again.pids) == ROLES
+
+
+def test_a_killed_role_comes_back_and_is_counted(state):
+    with up(state) as running:
+        os.kill(running.pids["MD"], signal.SIGKILL)
+
+        def is_back():
+            role = next(role for role in status(state)["roles"] if role["name"] == "MD")
+            return role["restarts"] == 1 and role["answers"]
+
+        wait_until(is_back)
+        roles = {role["name"]: role for role in status(state)["roles"]}
+        assert roles["MD"]["pid"] != running.pids["MD"]
+        assert roles["MD"]["last_exit"] == "killed by SIGKILL"
+        assert all(roles[name]["restarts"] == 0 for name in ROLES - {"MD"})
+
+
+def test_status_is_one_object_asked_of_live_processes(state):
+    with up(state) as running:
+        found = run("status", "--json", state=state)
+        assert found.returncode == 0
+        assert found.stderr == ""
+        report = json.loads(found.stdout)
+        assert (report["topology"], report["url"], report["healthy"]) == ("scripted", running.url, True)
+        roles = {role["name"]: role for role in report["roles"]}
+        assert {name: role["pid"] for name, role in roles.items()} == running.pids
+        assert roles["node-md"]["details"]["capacity_blocks"] > 0
+        assert roles["wan"]["details"]["rate_bits_per_s"] == 20e6
+        assert roles["MD"]["details"]["block_tokens"] == 16
+        assert roles["router"]["details"]["status"] == "ok"
+        text = run("status", state=state)
+        assert text.returncode == 0
+        assert all(name in text.stdout for name in ROLES)
+
+
+def test_status_notices_a_process_that_hangs(state):
+    with up(state) as running:
+        os.kill(running.pids["node-md"], signal.SIGSTOP)
+        try:
+            found = run("status", "--json", state=state)
+        finally:
+            os.kill(running.pids["node-md"], signal.SIGCONT)
+        assert found.returncode == 1
+        report = json.loads(found.stdout)
+        assert [role["name"] for role in report["roles"] if not role["answers"]] == ["node-md"]
+
+
+def test_a_link_is_changed_while_it_runs(state):
+    with up(state):
+        changed = run("link", "wan", "--rate", "50 Mbit/s", "--delay", "3 ms", "--json", state=state)
+        assert changed.returncode == 0, changed.stderr
+        link = json.loads(changed.stdout)
+        assert (link["rate_bits_per_s"], link["delay_s"], link["condition"]) == (50e6, 0.003, "up")
+        assert json.loads(run("link", "wan", "--cut", "freeze", "--json", state=state).stdout)["condition"] == "frozen"
+        restored = run("link", "wan", "--restore", state=state)
+        assert re.fullmatch(r"link wan: up, 50 Mbit/s, delay 3 ms one way, .*\n", restored.stdout)
+        unknown = run("link", "lan", "--json", state=state)
+        assert unknown.returncode == 2
+        assert "links: wan" in json.loads(unknown.stdout)["error"]["message"]
+
+
+def test_the_router_answers_as_soon_as_up_says_so(state):
+    with up(state) as running:
+        assert get(f"{running.url}/health")["status"] == "ok"
+        assert [model["id"] for model in get(f"{running.url}/v1/models")["data"]] == ["scripted"]
+
+
+def test_two_deployments_run_side_by_side_and_the_same_twice_does_not(state):
+    with up(state / "one") as one, up(state / "two") as two:
+        assert one.url != two.url
+        assert status(state / "one")["healthy"]
+        assert status(state / "two")["healthy"]
+        again = run("up", "scripted", "--port", "0", "--json", state=state / "one")
+        assert again.returncode == 2
+        assert f"already running here (pid {one.process.pid})" in json.loads(again.stdout)["error"]["message"]
+        assert status(state / "one")["healthy"]
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(state):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen(1)
+        port = holder.getsockname()[1]
+        found = run("up", "scripted", "--port", str(port), state=state)
+    assert found.returncode == 2
+    assert re.search(rf"router\.port = {port}: .*in use", found.stderr)
+    assert "Traceback" not in found.stderr
+    assert not list((state / "scripted" / "logs").iterdir())
+
+
+def changed_topology(state, old, new):
+    text = (files("pdd.cli") / "topologies" / "scripted.toml").read_text().replace("port = 8000", "port = 0")
+    assert old in text
+    topology = state / "changed.toml"
+    topology.write_text(text.replace(old, new, 1))
+    return str(topology)
+
+
+def test_a_role_that_refuses_its_configuration_stops_up_with_its_message(state):
+    tenant = '[[router.tenants]]\nname = "{}"\napi_key = "the same for both"\n'
+    keys = f"port = 0\n{tenant.format('one')}{tenant.format('two')}"
+    found = run("up", changed_topology(state, "port = 0", keys), "--json", state=state)
+    assert found.returncode == 2
+    error = json.loads(found.stdout)["error"]
+    assert error["type"] == "config_error"
+    assert error["message"].startswith("router 'router': ")
+    assert "api_key" in error["message"]
+    assert "ready" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_more_memory_than_the_machine_has_is_refused_before_anything_starts(state):
+    topology = changed_topology(state, 'arena = "64 MiB"', 'arena = "100 TiB"')
+    found = run("up", topology, state=state)
+    assert found.returncode == 2
+    assert "this machine has" in found.stderr
+    assert not list((state / "scripted" / "logs").iterdir())
+
+
+def test_one_role_runs_alone_from_the_resolved_topology(state):
+    with up(state) as running:
+        topology = Path(running.announcement["state_dir"]) / "topology.json"
+        found = run("engine", "--topology", str(topology), "--name", "nobody", state=state)
+        assert found.returncode == 2
+        assert "no engine named 'nobody'; engines: P, RLD, MD" in found.stderr
+        assert "Traceback" not in found.stderr
+        taken = run("wan", "--topology", str(topology), "--name", "wan", state=state)
+        assert taken.returncode == 2
+        assert "can't listen" in taken.stderr

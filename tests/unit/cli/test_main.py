@@ -1,0 +1,107 @@
+"""What every command has in common: help, JSON, one clear line for each error, exit codes, quick starts."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pdd import __version__
+from pdd.cli import build_parser, main
+from pdd.cli.output import exit_code_of, message_of, root_cause
+from pdd.core.errors import ConfigError, InvalidRequest, NodeFailed, Unavailable
+
+ROLES = ("node", "engine", "wan", "router")
+
+
+def output_of(capsys, *arguments):
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_version_is_shown(capsys):
+    assert output_of(capsys, "version") == (0, f"pdd {__version__}\n", "")
+    code, out, _ = output_of(capsys, "version", "--json")
+    assert (code, json.loads(out)["version"]) == (0, __version__)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "COMMAND"),
+        (("fly",), "invalid choice: 'fly'"),
+        (("link",), "NAME"),
+        (("link", "wan", "--rate", "20"), "'20' is not a number and a unit"),
+        (("link", "wan", "--cut", "saw"), "saw"),
+        (("link", "wan", "--stall", "-1"), "seconds is -1"),
+        (("link", "wan", "--stall", "soon"), "soon"),
+        (("up", "--port", "70000"), "'70000' is not a port"),
+        (("up", "nothing.toml"), "nothing.toml: No such file or directory"),
+        (("node", "--topology", "x.toml"), "--name"),
+        (("node", "--topology", "x.toml", "--name", "a"), "x.toml: No such file or directory"),
+        (("node", "--topology", "scripted", "--name", "node-p"), "a single role needs fixed ports"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path, arguments, words):
+    place = ("--state-dir", str(tmp_path)) if arguments and arguments[0] != "fly" else ()
+    code, out, err = output_of(capsys, *arguments, *place)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert words in err
+
+
+def test_with_json_an_error_is_one_object_on_stdout(capsys, tmp_path):
+    code, out, err = output_of(capsys, "up", "nothing.toml", "--json", "--state-dir", str(tmp_path))
+    error = json.loads(out)["error"]
+    assert (code, err, error["type"]) == (2, "", "config_error")
+    assert "nothing.toml" in error["message"]
+
+
+def test_asking_about_nothing_that_runs_is_a_failure(capsys, tmp_path):
+    for command in (("status",), ("link", "wan")):
+        code, out, err = output_of(capsys, *command, "--state-dir", str(tmp_path))
+        assert (code, out) == (1, "")
+        assert "nothing runs below" in err
+
+
+def test_every_command_has_help_and_those_that_print_results_have_json():
+    actions = build_parser()._subparsers._group_actions[0]
+    for name, parser in actions.choices.items():
+        text = parser.format_help()
+        assert len(text) > 100, name
+        assert ("--json" in text) or name in ROLES, name
+
+
+def test_an_unforeseen_error_is_named_as_such_in_one_line():
+    assert message_of(ZeroDivisionError("division\nby zero")) == "internal error: ZeroDivisionError: division by zero"
+    assert message_of(NodeFailed("node\n  gone")) == "node gone"
+
+
+def test_exit_codes_tell_bad_input_from_failures():
+    assert exit_code_of(ConfigError("x")) == 2
+    assert exit_code_of(InvalidRequest("x")) == 2
+    assert exit_code_of(Unavailable("x", retry_after_s=1.0)) == 1
+    assert exit_code_of(ZeroDivisionError()) == 1
+
+
+def test_the_cause_inside_of_groups_is_found():
+    cause = ConfigError("x")
+    assert root_cause(ExceptionGroup("a", [ExceptionGroup("b", [cause]), ValueError()])) is cause
+
+
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        ("import pdd.cli; pdd.cli.build_parser()", ("torch", "aiohttp", "numpy", "tokenizers", "openai")),
+        ("import pdd.cli.status, pdd.cli.topology_ports, pdd.kvnode.client", ("torch", "aiohttp")),
+        ("import pdd.cli.role_node, pdd.cli.role", ("torch", "aiohttp", "pdd.engine.embedded", "pdd.router")),
+        ("import pdd.cli.role_wan", ("torch", "aiohttp", "pdd.kvnode.server", "pdd.router")),
+        ("import pdd.cli.role_engine", ("torch", "pdd.router")),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(program, absent):
+    check = f"{program}\nimport sys\nprint([name for name in {absent!r} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout == "[]\n"
