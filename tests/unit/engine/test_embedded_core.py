@@ -55,6 +55,16 @@ def test_an_extend_leaves_the_known_tokens_cached():
     assert core.stats().num_computed_tokens - before == len(PROMPT) - 64
 
 
+@pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 63, 64, 65])
+def test_the_last_known_token_is_always_computed(num_tokens):
+    core = make_core()
+    known = prompt(num_tokens)
+    first = run(core, generation(known, max_tokens=30))
+    before = core.stats().num_computed_tokens
+    assert run(core, generation(known, max_tokens=1))[0] == first[0][:1]
+    assert core.stats().num_computed_tokens - before == num_tokens - (num_tokens - 1) // 16 * 16
+
+
 def test_another_salt_hits_nothing():
     core = make_core()
     run(core, generation(PROMPT, max_tokens=1, salt="one"))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from pdd.core.blocks import BlockHash
-from pdd.core.errors import CapacityExhausted, Incompatible, NodeFailed
+from pdd.core.errors import CapacityExhausted, Incompatible, NodeFailed, ProtocolError
 from pdd.core.units import Seconds
 
 _log = logging.getLogger(__name__)
@@ -194,19 +194,19 @@ class NodeExchange:
             return None
         try:
             self._store = self._connect()
-        except NodeFailed as error:
-            self._lost(error)
-            return None
         except Incompatible as error:
             _log.error("engine_node_refused reason=%s", error)
             self._retry_at = float("inf")
+            return None
+        except (NodeFailed, ProtocolError) as error:
+            self._lost(error)
             return None
         _log.warning("engine_node_back")
         self._retry_at = None
         self._pause = self._backoff.first
         return self._store
 
-    def _lost(self, error: NodeFailed) -> None:
+    def _lost(self, error: NodeFailed | ProtocolError) -> None:
         if self._retry_at is None:  # said once, not at each try
             _log.warning("engine_node_lost reason=%s", error)
         self.close()
