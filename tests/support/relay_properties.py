@@ -5,7 +5,8 @@ from random import Random
 from types import ModuleType
 
 from pdd.core.request import HandoffMode, Role, Route
-from tests.support.relay_world import Weather, World, demand, random_world
+from tests.support.relay_referee import demand
+from tests.support.relay_world import Weather, World, random_world
 
 Property = Callable[[ModuleType, Random], None]
 
@@ -42,7 +43,8 @@ def a_relay_hands_over_in_every_mode(m, random):
 
 
 def catching_up_survives_losses(m, random):
-    plan = {"max_tokens": 60, "may_reroute": False, "stop_token_ids": frozenset(), "relay_cap": None}
+    plan = {"max_tokens": 60, "may_reroute": False, "stop_token_ids": frozenset()}
+    plan |= {"relay_floor": 0, "relay_cap": random.choice([None, 8, 20])}
     world = random_world(m, random, Weather(faults=5, hostile=0.3), max_prefill_attempts=9, **plan)
     world.route, world.handoff = Route.RELAY, HandoffMode.CATCH_UP
     completes(m, world)
@@ -80,13 +82,18 @@ def any_two_roles_that_stay_up_complete_the_answer(m, random):
 
 def everybody_away_for_a_while_and_back_completes_the_answer(m, random):
     rounds = random.choice([1, 2, 5])
-    weather = Weather(blackout=random.randint(1, rounds))
+    weather = Weather(blackout=random.randint(1, rounds), hostile=0.4)
     completes(m, random_world(m, random, weather, max_recovery_rounds=rounds))
 
 
 def everybody_away_for_good_fails_after_exactly_the_bound(m, random):
     bounds = {"max_recovery_rounds": random.choice([0, 1, 3]), "max_decode_attempts": random.choice([2, 4, 5, 64])}
-    random_world(m, random, Weather(down=frozenset(Role), hostile=0.1), **bounds).run()
+    random_world(m, random, Weather(down=frozenset(Role), hostile=0.4), **bounds).run()
+
+
+def a_recovery_that_waits_is_left_alone(m, random):
+    plan = {"max_tokens": 5, "stop_token_ids": frozenset(), "may_reroute": True, "relay_floor": 0}
+    random_world(m, random, Weather(down=frozenset(Role), hostile=0.8), max_recovery_rounds=3, **plan).run()
 
 
 def losses_within_tight_bounds_fail_only_at_the_bound(m, random):
@@ -109,5 +116,6 @@ PROPERTIES: tuple[Property, ...] = (
     any_two_roles_that_stay_up_complete_the_answer,
     everybody_away_for_a_while_and_back_completes_the_answer,
     everybody_away_for_good_fails_after_exactly_the_bound,
+    a_recovery_that_waits_is_left_alone,
     losses_within_tight_bounds_fail_only_at_the_bound,
 )
