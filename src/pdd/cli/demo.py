@@ -50,10 +50,14 @@ async def _demo(args: argparse.Namespace) -> int:
     from pdd.cli.launch import launched
     from pdd.cli.topology_file import load_topology
     from pdd.engine.catalog import find_model
+    from pdd.router.schema import Message
+    from pdd.router.tokenizer import TextCodec
 
     topology, script = load_topology(args.topology), load_script()
     model = find_model(topology.model)
-    prompt_tokens = len(model.load_text().tokenizer.encode(script.first_message).ids)
+    codec = TextCodec(model.load_text())
+    rendered = codec.render_chat((Message(role="user", content=script.first_message),))
+    prompt_tokens = len(await codec.encode(rendered))
     kv = Bytes(model.kv_format(topology.block_tokens).bytes_per_token * prompt_tokens)
     progress, console = open_console(stderr=True), open_console(stderr=bool(args.json))
     line = _line_to_main(topology)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from rich.console import Console
 from rich.status import Status
+from rich.table import Table
 from rich.text import Text
 
 from pdd.cli.conversation import ReceivedAnswer, ReceivedSpan, SpanListener
@@ -21,12 +22,15 @@ from pdd.core.units import BITS_PER_BYTE, Bytes, Seconds
 _TITLES = {
     "relay": (
         "1  With the relay",
-        "While the KV cache crosses the WAN, relay decode answers; then main decode goes on.",
+        "While the KV cache crosses the WAN, relay decode answers. Then main decode goes on.",
     ),
-    "direct": ("2  Without", "The same prompt in cold caches: the user waits until the KV cache is across."),
+    "direct": (
+        "2  Without",
+        "The same prompt in cold caches: after the first token the user waits until the KV cache is across.",
+    ),
     "second_turn": (
         "3  A second turn",
-        "The first conversation goes on: main decode has its KV already.",
+        "The first conversation goes on. Main decode has its KV cache already: only what is new crosses.",
     ),
 }
 
@@ -71,7 +75,8 @@ class DemoStage:
 
     def begin(self, name: str) -> SpanListener:
         title, about = _TITLES[name]
-        self._console.print(Text(f"  {title}", style="bold").append(f"   {about}", style="not bold dim"))
+        self._console.print(Text(f"  {title}", style="bold"))
+        self._console.print(Text(f"     {about}", style="dim"))
         self._console.print()
         self._printer = AnswerPrinter(self._console)
         self._status = self._console.status("  prefill ...", spinner="dots")
@@ -140,9 +145,12 @@ def print_results(console: Console, runs: Runs) -> None:
 
 def print_verdict(console: Console, runs: Runs, verdict: Verdict) -> None:
     """What was promised, and whether it was kept."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=3, justify="right")
+    grid.add_column()
     for check, words in _verdict_lines(runs, verdict):
-        mark = Text("  ✓ ", style="bold green") if check.kept else Text("  ✗ ", style="bold red")
-        console.print(mark, words, sep="")
+        grid.add_row(Text("✓", style="bold green") if check.kept else Text("✗", style="bold red"), words)
+    console.print(grid)
     console.print()
 
 
@@ -151,7 +159,7 @@ def _verdict_lines(runs: Runs, verdict: Verdict) -> Iterable[tuple[Check, str]]:
     with_relay, without = format_seconds(relay.second_token_gap), format_seconds(direct.second_token_gap)
     now, before = (format_bytes(answer.report.wan_kv_bytes) for answer in (runs.second_turn, runs.relay))
     reason = runs.relay.report.route_reason or "it did not say why"
-    yield verdict.relayed, f"the router chose the route itself: {reason}"
+    yield verdict.relayed, f"the router itself chose the route {runs.relay.report.route}: {reason}"
     words = f"wait for the second token: {with_relay} with the relay, {without} without: {_ratio(verdict.second_token)}"
     yield verdict.second_token, words
     words = f"KV over the WAN: {now} for the second turn, {before} for the first: {_ratio(verdict.second_turn)}"
@@ -168,10 +176,8 @@ def _ratio(check: Check) -> str:
 def _handoff_words(gap: Seconds | None, bound: HandoffBound | None) -> str:
     if gap is None or bound is None:
         return "there was no hand-off to measure"
-    parts = (
-        f"RTT {format_seconds(bound.round_trip)} + extend by {bound.num_tokens} tokens {format_seconds(bound.extend)}"
-    )
     return (
-        f"the hand-off is felt as {format_seconds(gap)}; bound: {parts} + one token {format_seconds(bound.decode)} "
-        f"= {format_seconds(bound.total)}"
+        f"wait at the hand-off: {format_seconds(gap)} (at most {format_seconds(bound.total)} = RTT "
+        f"{format_seconds(bound.round_trip)} + extend of {bound.num_tokens} tokens {format_seconds(bound.extend)} "
+        f"+ one token {format_seconds(bound.decode)})"
     )

@@ -17,7 +17,7 @@ from pdd.core.ids import TokenId
 from pdd.core.request import HandoffMode, Role, Route
 
 ONE_SHOT_AFTER = (1, 2, 15, 16, 17, 33, 64, 100)
-CATCH_UP_AFTER = 80
+CATCH_UP_AFTER = 48
 _TOKENS_OF_MAIN = 24
 """What main decode adds after a hand-off: enough to show a wrong KV cache."""
 _CATCH_UP_TOKENS = 160
