@@ -159,7 +159,10 @@ class Supervisor:
     async def _live_once(self, role: _Role) -> str:
         """Runs the role's process to its end; returns how it ended. Cancelled, it stops the process first."""
         started = asyncio.get_running_loop().time()
-        child = await self._spawn(role.command)
+        try:
+            child = await self._spawn(role.command)
+        except OSError as error:
+            return f"can't be started: {error}"
         try:
             self._set(role, phase=Phase.STARTING, pid=child.process.pid)
             try:
@@ -222,7 +225,10 @@ class Supervisor:
     def _set(self, role: _Role, **changes: object) -> None:
         role.status = msgspec.structs.replace(role.status, **changes)
         status = RunStatus(topology=self._run.path.name, pid=os.getpid(), roles=self.statuses)
-        self._run.write_status(status)
+        try:
+            self._run.write_status(status)
+        except OSError as error:
+            _log.warning("status file: %s", error)  # a full disk is no reason to stop serving
         self._on_change(role.status)
 
 

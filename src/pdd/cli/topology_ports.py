@@ -33,7 +33,10 @@ class _Ports:
         try:
             self._hold(host, port)
         except OSError as error:
-            raise ConfigError(f"{path} = {port}: can't listen on {host}:{port}: {error.strerror or error}") from error
+            raise ConfigError(
+                f"{path} = {port}: can't listen on {host}:{port}: {error.strerror or error}; give another port, or 0 "
+                "for any that is free"
+            ) from error
         return port
 
     def free(self, host: str) -> int:
@@ -68,7 +71,7 @@ def resolve(topology: Topology) -> Topology:
         # Fixed ports first: a free choice must not take one of them.
         for path, port in ports(topology):
             if port:
-                chosen.fixed(_host_of(topology, path), port, f"{topology.name}: {path}")
+                chosen.fixed(_host_of(topology, path), port, f"topology {topology.name!r}: {path}")
         return _with_free_ports(topology, chosen)
 
 

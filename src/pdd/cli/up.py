@@ -11,8 +11,9 @@ import msgspec
 from rich.console import Console
 
 from pdd.cli.options import Subparsers, add_json, add_state_dir, port
-from pdd.cli.output import print_json
+from pdd.cli.output import exit_code_of, print_json, root_cause, show_error
 from pdd.cli.state import Phase, RoleStatus
+from pdd.core.topology import Topology
 
 
 def add_commands(commands: Subparsers) -> None:
@@ -43,29 +44,43 @@ def add_commands(commands: Subparsers) -> None:
 
 def run_up(arguments: argparse.Namespace) -> int:
     """Runs until SIGINT or SIGTERM."""
-    asyncio.run(_up(arguments))
+    progress = _Progress(Console(stderr=arguments.json, highlight=False))
+    try:
+        asyncio.run(_up(_load(arguments), arguments, progress))
+    except Exception as raised:
+        if not (arguments.json and progress.announced):
+            raise
+        # The one JSON object has been printed: what goes wrong later can only go to stderr.
+        error = root_cause(raised)
+        show_error(error, as_json=False)
+        return exit_code_of(error)
     return 0
 
 
-async def _up(arguments: argparse.Namespace) -> None:
-    from pdd.cli.deployment import Deployment, run_deployment
+def _load(arguments: argparse.Namespace) -> Topology:
     from pdd.cli.topology_check import Exposure
     from pdd.cli.topology_file import load_topology
 
     exposure = Exposure.INSECURE_PLAINTEXT if arguments.insecure_plaintext else Exposure.LOOPBACK
     topology = load_topology(arguments.topology, exposure=exposure)
-    if arguments.port is not None:
-        router = msgspec.structs.replace(topology.router, port=arguments.port)
-        topology = msgspec.structs.replace(topology, router=router)
-    console = Console(stderr=arguments.json, highlight=False)
-    progress = _Progress(console)
+    if arguments.port is None:
+        return topology
+    router = msgspec.structs.replace(topology.router, port=arguments.port)
+    return msgspec.structs.replace(topology, router=router)
 
-    async def serve() -> None:
-        async with run_deployment(topology, state_root=arguments.state_dir, on_change=progress) as deployment:
-            _announce(deployment)
-            await asyncio.Event().wait()
 
-    def _announce(deployment: Deployment) -> None:
+async def _up(topology: Topology, arguments: argparse.Namespace, progress: _Progress) -> None:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(_serve(topology, arguments, progress))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, _stop, task, progress)
+
+
+async def _serve(topology: Topology, arguments: argparse.Namespace, progress: _Progress) -> None:
+    from pdd.cli.deployment import run_deployment
+
+    async with run_deployment(topology, state_root=arguments.state_dir, on_change=progress) as deployment:
         if arguments.json:
             print_json(
                 {
@@ -75,13 +90,8 @@ async def _up(arguments: argparse.Namespace) -> None:
                     "roles": msgspec.to_builtins(deployment.roles),
                 }
             )
-        progress.all_ready(deployment.router_url, deployment.topology.model)
-
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(serve())
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, _stop, task, progress)
+        progress.announce(deployment.router_url, deployment.topology.model)
+        await asyncio.Event().wait()
 
 
 def _stop(task: asyncio.Task[None], progress: _Progress) -> None:
@@ -97,6 +107,8 @@ class _Progress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._began = monotonic()
+        self.announced = False
+        """Whether people were told that it runs."""
 
     def __call__(self, role: RoleStatus) -> None:
         label = f"{role.kind.value:7} {role.name}"
@@ -110,11 +122,14 @@ class _Progress:
             case Phase.WAITING | Phase.STARTING | Phase.STOPPED:
                 pass
 
-    def all_ready(self, url: str, model: str) -> None:
+    def announce(self, url: str, model: str) -> None:
+        """Everything runs: says where, and what to try."""
+        self.announced = True
         body = f'{{"model": "{model}", "max_tokens": 64, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
         self._console.print(f"\nAll roles are ready after {monotonic() - self._began:.1f} s: {url}/v1\nTry, elsewhere:")
         for line in (
             f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+            f"  pdd ask --url {url} 'Why is the sky blue?'",
             "  pdd status",
             "  pdd link wan --stall 5",
         ):

@@ -56,7 +56,7 @@ def test_a_fixed_port_that_is_in_use_is_refused_by_key(topology):
         holder.listen(1)
         port = holder.getsockname()[1]
         busy = msgspec.structs.replace(topology, router=msgspec.structs.replace(topology.router, port=port))
-        with pytest.raises(ConfigError, match=rf"scripted: router\.port = {port}: .*in use"):
+        with pytest.raises(ConfigError, match=rf"topology 'scripted': router\.port = {port}: .*in use"):
             resolve(busy)
 
 
