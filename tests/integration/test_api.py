@@ -350,6 +350,14 @@ async def test_shutting_down_cancels_what_still_runs():
     assert service.cancelled == 1
 
 
+async def test_shutting_down_does_not_wait_for_transfers_of_answered_requests():
+    service = FakeService(script=saying("hi"), transfer=asyncio.Event())
+    async with asyncio.timeout(5), front_door(service) as door:
+        await door.chat()
+        assert service.running == 1
+    assert service.running == 0
+
+
 # Errors
 
 

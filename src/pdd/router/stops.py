@@ -50,10 +50,10 @@ class StopScanner:
         return min(found)[1] if found else None
 
     def _num_possible_beginning(self, window: str) -> int:
-        """Length of the longest end of ``window`` with which some stop string begins."""
+        """Length of the longest end of ``window`` with which some stop string begins; no whole one is in there."""
         longest = min(len(window), len(self._stops[0]) - 1)
         for size in range(longest, 0, -1):
             tail = window[len(window) - size :]
-            if any(len(stop) > size and stop.startswith(tail) for stop in self._stops):
+            if any(stop.startswith(tail) for stop in self._stops):
                 return size
         return 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -245,6 +245,18 @@ def test_a_template_that_refuses_a_question_alone_only_prevents_the_splice():
     codec = TextCodec(assets)
     found = encode(ConversationEncoder(codec, memory), [user("q"), assistant("answer")])
     assert found == tuple(ASSETS.tokenizer.encode("q;answer;").ids)
+
+
+def test_an_answer_that_the_template_rewrites_is_not_spliced():
+    """Where earlier answers are trimmed, say, the model shall read them trimmed."""
+    assets = replace(ASSETS, chat_template="{% for message in messages %}{{ message['content'] | trim }};{% endfor %}")
+    codec, memory = TextCodec(assets), AnswerMemory(max_tokens_per_tenant=10)
+    encoder = ConversationEncoder(codec, memory)
+    question = encode(encoder, [user("q")])
+    memory.keep(TENANT, question, " kept ", AnswerTokens(tokens=(7,), num_characters=6))
+    memory.keep(TENANT, question, "kept", AnswerTokens(tokens=(8,), num_characters=4))
+    assert encode(encoder, [user("q"), assistant(" kept ")]) == tuple(ASSETS.tokenizer.encode("q;kept;").ids)
+    assert encode(encoder, [user("q"), assistant("kept")])[: len(question) + 1] == (*question, 8)
 
 
 def test_a_finish_reason_is_kept_unless_a_stop_string_came_first():

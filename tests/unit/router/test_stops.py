@@ -1,5 +1,8 @@
 """Stop strings in a text that arrives in pieces."""
 
+import itertools
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +33,16 @@ def test_any_splitting_releases_what_reading_character_by_character_would(text, 
     scanner = StopScanner(stops)
     released = "".join([scanner.feed(piece) for piece in cut(text, points)] + [scanner.flush()])
     assert (released, scanner.matched) == naive(text, stops)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("stops", [["aab"], ["abab"], ["aab", "ba"], ["abb", "bba"], ["ab", "aba"], ["aaab", "ab"]])
+def test_every_short_text_in_small_pieces_is_read_like_character_by_character(stops, size):
+    for text in map("".join, itertools.product(ALPHABET, repeat=8)):
+        scanner = StopScanner(stops)
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        released = "".join([scanner.feed(piece) for piece in pieces] + [scanner.flush()])
+        assert (released, scanner.matched) == naive(text, stops), text
 
 
 @given(text=TEXTS, stops=STOPS)
