@@ -339,13 +339,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "no reroute while somebody decodes",
-        "return self._decoder is None and self._recovery is None and not self._main_may_start()",
-        "return self._recovery is None and not self._main_may_start()",
+        "return self._decoder is None and self._recovery is None",
+        "return self._recovery is None",
     ),
     Mutant(
         "no reroute during a recovery",
-        "return self._decoder is None and self._recovery is None and not self._main_may_start()",
-        "return self._decoder is None and not self._main_may_start()",
+        "return self._decoder is None and self._recovery is None",
+        "return self._decoder is None",
     ),
     Mutant(
         "taking over stops the extend",

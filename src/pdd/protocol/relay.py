@@ -540,7 +540,6 @@ class Relay:
         self._previous_gap = self._gap()
         match mode:
             case HandoffMode.ONE_SHOT:
-                self._decoder = None
                 return [Stop(attempt=decoder.attempt), self._start_decode(Role.MAIN_DECODE)]
             case HandoffMode.CATCH_UP:
                 self._rounds += 1
@@ -602,7 +601,7 @@ class Relay:
         """The client still waits for main decode's KV on route P-MD, and nobody is being asked already."""
         if self._route is not Route.DIRECT or not self._plan.may_reroute or self._route_asked:
             return False
-        return self._decoder is None and self._recovery is None and not self._main_may_start()
+        return self._decoder is None and self._recovery is None
 
     def _take_over(self) -> list[Command]:
         """Main decode starts with nobody decoding before it; an extend still under way has lost its purpose."""
