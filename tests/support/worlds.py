@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from pdd.core.errors import PddError
 from pdd.core.ids import NodeId, RequestId, Salt, TenantId, WorkerId
 from pdd.core.kv_format import DType, KvFormat, uniform_attention_format
 from pdd.core.request import GREEDY, Role, Sampling
@@ -37,6 +38,12 @@ KV_FORMAT = make_format()
 BLOCK_BYTES = KV_FORMAT.block_bytes
 
 
+PREFILL_SCRIPT = Script(prefill_tokens_per_s=2000.0, prefill_chunk_tokens=32, vocab_size=VOCAB_SIZE)
+RELAY_SCRIPT = Script(token_interval=Seconds(0.03), vocab_size=VOCAB_SIZE)
+MAIN_SCRIPT = Script(token_interval=Seconds(0.02), vocab_size=VOCAB_SIZE)
+SETTINGS = DriverSettings()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSpec:
     """Clusters A (prefill, relay decode) and B (main decode). The line carries ``blocks_per_s``."""
@@ -44,13 +51,13 @@ class WorldSpec:
     blocks_per_s: float = 10.0
     line_delay: float = 0.015
     workers_per_role: int = 1
-    prefill: Script = Script(prefill_tokens_per_s=2000.0, prefill_chunk_tokens=32, vocab_size=VOCAB_SIZE)
-    relay_decode: Script = Script(token_interval=Seconds(0.03), vocab_size=VOCAB_SIZE)
-    main_decode: Script = Script(token_interval=Seconds(0.02), vocab_size=VOCAB_SIZE)
+    prefill: Script = PREFILL_SCRIPT
+    relay_decode: Script = RELAY_SCRIPT
+    main_decode: Script = MAIN_SCRIPT
     capacity: int = 4096
     main_capacity: int | None = None
     relay_capacity: int | None = None
-    settings: DriverSettings = DriverSettings()
+    settings: DriverSettings = SETTINGS
 
     @property
     def rate(self) -> BytesPerSecond:
@@ -72,7 +79,7 @@ class World:
 
     async def settle(self) -> None:
         """Waits until transfers that outlive their requests are over."""
-        while self.driver.num_transfers:
+        while self.driver.num_transfers:  # noqa: ASYNC110 - on virtual time asking again costs nothing
             await asyncio.sleep(0.5)
 
     async def check_idle(self) -> None:
@@ -191,6 +198,7 @@ class Outcome:
 
     spans: list[EmittedSpan]
     report: RequestReport
+    failure: PddError | None = None
 
     @property
     def tokens(self) -> tuple[int, ...]:

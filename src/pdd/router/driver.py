@@ -34,9 +34,14 @@ class RunningAnswer:
     def report(self) -> RequestReport:
         return self._run.report
 
-    async def __aiter__(self) -> AsyncIterator[EmittedSpan]:
-        while (span := await self._run.outbox.receive()) is not None:
-            yield span
+    def __aiter__(self) -> AsyncIterator[EmittedSpan]:
+        return self
+
+    async def __anext__(self) -> EmittedSpan:
+        span = await self._run.outbox.receive()
+        if span is None:
+            raise StopAsyncIteration
+        return span
 
     def complete(self) -> None:
         """See ``router.base.Answer``. Idempotent."""

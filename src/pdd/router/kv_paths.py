@@ -71,6 +71,10 @@ class KvPaths:
             return 0
         return None if self.to_main is None else self.to_main.num_missing
 
+    def sent_over_lines(self) -> Bytes:
+        """Block payload that was sent to another cluster for this request, so far."""
+        return Bytes(sum(transfer.sent for transfer in self._by_attempt.values() if transfer.spec.crosses_line))
+
     def replicate(self, command: relay.Replicate) -> None:
         """Places an order at prefill's node and a watch at the target's. What can't be placed has failed at once."""
         if command.target is Role.MAIN_DECODE:
@@ -111,9 +115,6 @@ class KvPaths:
             else:
                 transfer.release()
                 await self._wait_for_end(transfer, patience)
-        self._reporter.report.wan_kv_bytes = Bytes(
-            sum(transfer.sent for transfer in self._by_attempt.values() if transfer.spec.crosses_line)
-        )
 
     async def _wait_for_end(self, transfer: Transfer, patience: Seconds) -> None:
         try:

@@ -106,6 +106,7 @@ class RequestRun:
             self._seats.give_up_all()
             patience = self._shared.settings.release_patience
             await self._paths.let_go(keep_main=self._complete, patience=patience)
+            self.report.wan_kv_bytes = self._paths.sent_over_lines()
 
     def refuse(self, error: PddError) -> None:
         """Instead of ``run``: the request ends before it began."""
@@ -306,5 +307,6 @@ class RequestRun:
     def _end(self, outcome: str, error: PddError | None) -> None:
         """The first end counts."""
         if not self.outbox.closed:
+            self.report.wan_kv_bytes = self._paths.sent_over_lines()
             self._reporter.close(outcome)
             self.outbox.close(error)

@@ -168,14 +168,21 @@ class Transfer:
         )
         readings = self.spec.target.node.watch(watch)
         async with closing_within(readings, self._settings.release_patience):
+            num_ready: int | None = None
             async for readiness in readings:
                 patience.forget()
-                self._moved_at = self._clock.now()
-                if readiness.num_ready >= len(self.spec.hashes):
-                    self._settle(TransferState.READY, None)
-                else:
-                    self._change(TransferState.MOVING)
+                self._take_readiness(readiness.num_ready, num_ready)
+                num_ready = readiness.num_ready
         raise NodeFailed(f"node {self.spec.target.node.node} ended a watch")
+
+    def _take_readiness(self, num_ready: int, before: int | None) -> None:
+        admitted = self.state is TransferState.REFUSED
+        if admitted or (before is not None and num_ready > before):
+            self._moved_at = self._clock.now()
+        if num_ready >= len(self.spec.hashes):
+            self._settle(TransferState.READY, None)
+        else:
+            self._change(TransferState.MOVING)
 
     # The source -------------------------------------------------------------------------------------------------------
 
@@ -200,8 +207,7 @@ class Transfer:
             steps = self.spec.source.node.replicate(order)
             async with closing_within(steps, self._settings.release_patience):
                 async for progress in steps:
-                    patience.forget()
-                    self._take_progress(progress)
+                    self._take_progress(progress, patience)
                     done = progress.done
         finally:
             if not done:
@@ -209,9 +215,12 @@ class Transfer:
                 self._sent_before, self.progress = self.sent, None
         return done
 
-    def _take_progress(self, progress: ReplicationProgress) -> None:
+    def _take_progress(self, progress: ReplicationProgress, patience: Patience) -> None:
+        """Being placed is no progress: a node may accept an order again and again and never get through to its peer."""
         before = self.progress
-        if before is None or progress.num_acknowledged > before.num_acknowledged:
+        if progress.num_missing is not None:
+            patience.forget()
+        if before is not None and progress.num_acknowledged > before.num_acknowledged:
             self._moved_at = self._clock.now()
         self.progress = progress
         self._lines.record(self.spec.source, self.spec.target, progress)
