@@ -82,17 +82,22 @@ class _Handlers:
         self._engine = engine
         self._vocab_size = vocab_size
         self._limits = limits
+        self._num_running = 0
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = wire_request.decode_body(await self._read_body(request))
         generation = wire_request.read_generation(body, await self._engine.info(), vocab_size=self._vocab_size)
-        if body.stream:
-            return await self._stream(request, body.request_id, generation)
-        return _json(await self._collect(body.request_id, generation))
+        self._num_running += 1
+        try:
+            if body.stream:
+                return await self._stream(request, body.request_id, generation)
+            return _json(await self._collect(body.request_id, generation))
+        finally:
+            self._num_running -= 1
 
     async def health(self, _request: web.Request) -> web.Response:
         await self._engine.info()
-        return _json(b'{"status":"ok"}')
+        return _json(wire_reply.encode_health(num_running=self._num_running))
 
     async def models(self, _request: web.Request) -> web.Response:
         return _json(wire_reply.encode_models(await self._engine.info()))

@@ -130,6 +130,11 @@ def encode_info(info: EngineInfo) -> bytes:
     return _ENCODER.encode(body)
 
 
+def encode_health(*, num_running: int) -> bytes:
+    """The body of ``GET /health``: the engine is well, and so many generations have begun and not let go of it."""
+    return _ENCODER.encode({"status": "ok", "running": num_running})
+
+
 def encode_models(info: EngineInfo) -> bytes:
     """The body of ``GET /v1/models``: exactly the one model."""
     model = {
