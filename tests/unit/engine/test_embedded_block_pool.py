@@ -11,28 +11,16 @@ def named(number: int) -> BlockHash:
     return BlockHash(hashlib.sha256(str(number).encode()).digest())
 
 
-def test_blocks_are_handed_out_as_neighbours():
-    assert BlockPool(8).allocate(5, after=None) == (0, 1, 2, 3, 4)
-
-
-def test_a_sequence_grows_into_the_next_block_even_beside_another():
-    pool = BlockPool(16)
-    first = pool.allocate(2, after=None)
-    second = pool.allocate(2, after=None)
-    assert pool.allocate(1, after=first[-1]) == (2,)
-    assert pool.allocate(1, after=second[-1]) == (second[-1] + 1,)
-
-
 def test_too_many_blocks_are_refused_and_nothing_changes():
     pool = BlockPool(4)
-    pool.allocate(2, after=None)
-    assert pool.allocate(3, after=None) is None
+    pool.allocate(2)
+    assert pool.allocate(3) is None
     assert pool.stats().num_free == 2
 
 
 def test_a_published_block_is_found_again_after_its_holder_has_gone():
     pool = BlockPool(4)
-    blocks = pool.allocate(2, after=None)
+    blocks = pool.allocate(2)
     for index, block in enumerate(blocks):
         pool.publish(block, named(index))
     pool.release(blocks)
@@ -42,34 +30,34 @@ def test_a_published_block_is_found_again_after_its_holder_has_gone():
 
 def test_only_the_prefix_that_is_here_counts():
     pool = BlockPool(4)
-    blocks = pool.allocate(2, after=None)
+    blocks = pool.allocate(2)
     pool.publish(blocks[1], named(1))
     assert pool.lookup([named(0), named(1)]) == ()
 
 
 def test_a_shared_block_stays_until_its_last_holder_has_gone():
     pool = BlockPool(2)
-    blocks = pool.allocate(1, after=None)
+    blocks = pool.allocate(1)
     pool.publish(blocks[0], named(0))
     pool.hold(blocks)
     pool.release(blocks)
-    assert pool.allocate(2, after=None) is None
+    assert pool.allocate(2) is None
     pool.release(blocks)
-    assert pool.allocate(2, after=None) is not None
+    assert pool.allocate(2) is not None
     assert pool.lookup([named(0)]) == ()
 
 
 def test_the_least_recently_used_goes_first_and_of_one_sequence_its_end():
     pool = BlockPool(4)
-    old = pool.allocate(2, after=None)
-    new = pool.allocate(2, after=None)
+    old = pool.allocate(2)
+    new = pool.allocate(2)
     for index, block in enumerate((*old, *new)):
         pool.publish(block, named(index))
     pool.release(old)
     pool.release(new)
     pool.hold(pool.lookup([named(0)]))
     pool.release(old[:1])  # used again, so now the youngest
-    pool.allocate(2, after=None)
+    pool.allocate(2)
     assert pool.lookup([named(1)]) == ()
     assert pool.lookup([named(3)]) == ()
     assert pool.lookup([named(0)]) == old[:1]
@@ -78,7 +66,7 @@ def test_the_least_recently_used_goes_first_and_of_one_sequence_its_end():
 
 def test_a_second_block_of_the_same_name_stays_nameless():
     pool = BlockPool(2)
-    first, second = pool.allocate(1, after=None), pool.allocate(1, after=None)
+    first, second = pool.allocate(1), pool.allocate(1)
     pool.publish(first[0], named(0))
     pool.publish(second[0], named(0))
     pool.release(second)
@@ -93,10 +81,9 @@ def test_the_books_balance_whatever_happens(data):
     for _ in range(40):
         action = data.draw(st.sampled_from(["allocate", "release", "publish", "reuse"]))
         if action == "allocate":
-            after = data.draw(st.none() | st.integers(0, 11))
             available = pool.num_available
             count = data.draw(st.integers(0, 6))
-            blocks = pool.allocate(count, after=after)
+            blocks = pool.allocate(count)
             assert (blocks is None) == (count > available)
             if blocks:
                 assert len(set(blocks)) == count

@@ -28,7 +28,7 @@ class CacheSpaceOfSequences:
         hashes = sequence.hashes[: (sequence.num_tokens - 1) // self._block_tokens]
         own = self._pool.lookup(hashes)
         self._pool.hold(own)
-        fresh = self._allocate(sequence.num_tokens, own)
+        fresh = self._allocate(self._num_blocks(sequence.num_tokens) - len(own), num_own=len(own))
         if fresh is None:
             self._pool.release(own)
             return False
@@ -42,7 +42,7 @@ class CacheSpaceOfSequences:
         missing = self._num_blocks(num_tokens) - len(sequence.block_table)
         if missing <= 0:
             return True
-        blocks = self._pool.allocate(missing, after=sequence.block_table[-1])
+        blocks = self._pool.allocate(missing)
         if blocks is None:
             return False
         sequence.block_table.extend(blocks)
@@ -63,13 +63,12 @@ class CacheSpaceOfSequences:
             self._pool.publish(block, block_hash)
         return filled
 
-    def _allocate(self, num_tokens: int, own: Sequence[int]) -> tuple[int, ...] | None:
-        count = self._num_blocks(num_tokens) - len(own)
+    def _allocate(self, count: int, *, num_own: int) -> tuple[int, ...] | None:
         # One more must be left unless nobody else is here, else the next block of anyone costs a preemption.
-        slack = 1 if self._pool.stats().num_held > len(own) else 0
+        slack = 1 if self._pool.stats().num_held > num_own else 0
         if self._pool.num_available < count + slack:
             return None
-        return self._pool.allocate(count, after=own[-1] if own else None)
+        return self._pool.allocate(count)
 
     def _import(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> int:
         if self._exchange is None:

@@ -39,7 +39,7 @@ class ExactPath:
     min_rows: int
 
 
-_CANDIDATES = (
+CANDIDATES = (
     ExactPath(path=Path.PREPACKED, min_rows=1),
     ExactPath(path=Path.PREPACKED, min_rows=2),
     ExactPath(path=Path.PREPACKED, min_rows=4),
@@ -72,13 +72,15 @@ def row_buckets(max_rows: int) -> tuple[int, ...]:
     return tuple(size for size, previous in zip(buckets, [0, *buckets], strict=False) if previous < max_rows)
 
 
-def choose_path(weight: Tensor, rows: Sequence[int]) -> tuple[ExactPath, ExactLinear]:
+def choose_path(
+    weight: Tensor, rows: Sequence[int], candidates: Sequence[ExactPath] = CANDIDATES
+) -> tuple[ExactPath, ExactLinear]:
     """Tries the paths on this weight at all of these row counts; the first that is exact, and the weight prepared for it.
 
     Raises:
         ConfigError: none is.
     """
-    for candidate in _CANDIDATES:
+    for candidate in candidates:
         linear = _try(weight, candidate)
         if linear is not None and _is_exact(linear, weight.shape[1], rows):
             return candidate, linear

@@ -17,7 +17,7 @@ _MIN_TILE_TOKENS = 256
 
 
 class PagedCache:
-    """``num_blocks`` usable blocks; some more behind them are never used, so that a tile may read past the end.
+    """``num_blocks`` blocks.
 
     Masked slots are read too (and weigh exactly 0), so everything in the pool must stay finite: it starts as zeros.
     """
@@ -30,14 +30,7 @@ class PagedCache:
         self.block_tokens = kv_format.block_tokens
         self.blocks_per_tile = -(-_MIN_TILE_TOKENS // self.block_tokens)
         self.tile_tokens = self.blocks_per_tile * self.block_tokens
-        size = (
-            shape.num_layers,
-            num_blocks + self.blocks_per_tile,
-            self.block_tokens,
-            2,
-            shape.num_kv_heads,
-            shape.head_dim,
-        )
+        size = (shape.num_layers, num_blocks, self.block_tokens, 2, shape.num_kv_heads, shape.head_dim)
         self.pool = torch.empty(size).zero_()  # touches every page now: no later surprise when memory is short
 
     def read_block(self, block: int, target: memoryview) -> None:
