@@ -79,6 +79,12 @@ def get(url):
         return json.load(reply)
 
 
+def post(url, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.load(reply)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_every_role_and_leaves_nothing(state, number):
     with up(state) as running:
@@ -166,6 +172,31 @@ def test_the_router_answers_as_soon_as_up_says_so(state):
     with up(state) as running:
         assert get(f"{running.url}/health")["status"] == "ok"
         assert [model["id"] for model in get(f"{running.url}/v1/models")["data"]] == ["scripted"]
+
+
+def test_a_relayed_answer_is_the_direct_one_through_real_processes(state):
+    answers = {}
+    with up(state) as running:
+        for route in ("relay", "direct"):
+            body = {
+                "model": "scripted",
+                "prompt": list(range(3, 259)),
+                "max_tokens": 40,
+                "ignore_eos": True,
+                "temperature": 0,
+                "pdd": {"route": route, "cache_salt": route, "trace": True},
+            }
+            answers[route] = post(f"{running.url}/v1/completions", body)
+        nodes = {role["name"]: role["details"] for role in status(state)["roles"] if role["kind"] == "node"}
+    assert answers["relay"]["choices"][0]["text"] == answers["direct"]["choices"][0]["text"]
+    routes = {route: answer["pdd"]["report"]["route"] for route, answer in answers.items()}
+    assert routes == {"relay": "relay", "direct": "direct"}
+    computed = answers["relay"]["pdd"]["report"]["tokens_by_role"]
+    assert computed["prefill"] == 1
+    assert computed["relay_decode"] > 0
+    assert sum(computed.values()) == 40
+    assert nodes["node-p"]["sent_bytes"]["node-md"] >= 2 * 16 * nodes["node-p"]["block_bytes"]
+    assert all(node["leased_blocks"] == node["reserved_blocks"] == node["orders"] == 0 for node in nodes.values())
 
 
 def test_two_deployments_run_side_by_side_and_the_same_twice_does_not(state):

@@ -157,6 +157,18 @@ async def test_a_role_that_ignores_sigterm_is_killed_after_the_grace(tmp_path):
     assert not is_alive(pid)
 
 
+async def test_a_program_that_is_not_there_or_a_log_that_cannot_be_written_is_tried_again(tmp_path):
+    missing = RoleCommand(name="a", kind=RoleKind.NODE, stage=0, arguments=(str(tmp_path / "nothing"),))
+    async with supervised(tmp_path, missing) as (supervisor, watch, run):
+        await watch.until(lambda _: watch.count("a", Phase.RESTARTING) == 1)
+        run.log_file("a").unlink()
+        run.log_file("a").parent.rmdir()
+        run.status_file.unlink()
+        run.status_file.mkdir()
+        await watch.until(lambda _: watch.count("a", Phase.RESTARTING) == 3)
+        assert "can't be started" in supervisor.statuses[0].last_exit
+
+
 async def test_no_descriptor_is_left_open(tmp_path):
     before = num_descriptors()
     async with supervised(tmp_path, role("a", "die-when-ready"), role("b", "ready")) as (_, watch, _):

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from time import sleep
+from typing import IO
 
 import msgspec
 
@@ -28,6 +30,8 @@ from pdd.core.units import Seconds
 
 _MAX_SOCKET_PATH_BYTES = 107
 """What fits into a Unix socket's address."""
+_LOCK_ATTEMPTS = 10
+_LOCK_PAUSE = Seconds(0.02)
 
 
 class RoleKind(StrEnum):
@@ -143,17 +147,15 @@ class RunDirectory:
         Raises:
             ConfigError: another one holds it, or it can't be made.
         """
-        _make_private(self.path)
-        _make_private(self.path / "logs")
+        for folder in (self.path.parent, self.path, self.path / "logs"):
+            _make_private(folder)
         with self.lock_file.open("a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            if not _take(lock):
                 lock.seek(0)
                 raise ConfigError(
                     f"{self.path.name!r} is already running here (pid {lock.read().strip()}); stop it, give another "
                     "--state-dir, or change the topology's name"
-                ) from error
+                )
             lock.truncate(0)
             lock.write(f"{os.getpid()}\n")
             lock.flush()
@@ -207,11 +209,24 @@ def find_live_run(root: Path, name: str | None) -> RunDirectory:
             raise ConfigError(f"several deployments run below {root}: {names}; say which with --run NAME")
 
 
+def _take(lock: IO[str]) -> bool:
+    """Whether the lock could be had. Somebody who only looks (``is_live``) holds it for a moment too: hence again."""
+    for _ in range(_LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sleep(_LOCK_PAUSE)
+        else:
+            return True
+    return False
+
+
 def _make_private(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = path.stat().st_uid
     except OSError as error:
         raise ConfigError(f"--state-dir: can't make {path}: {error.strerror}") from error
-    if owner != os.getuid():
+    # Whoever owns a folder can put another in its place; root can do so anyway.
+    if owner not in {os.getuid(), 0}:
         raise ConfigError(f"--state-dir: {path} belongs to another user; give a directory of your own")
