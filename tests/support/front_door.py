@@ -1,10 +1,11 @@
-"""A front door on a loopback port, over a fake service."""
+"""A front door on a loopback port, over a fake service or the real driver."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import aiohttp
 from tokenizers import Tokenizer
@@ -16,9 +17,10 @@ from pdd.engine.catalog import find_model
 from pdd.router.admission import Limits
 from pdd.router.answers import AnswerMemory
 from pdd.router.api import Health, WorkerCount, create_app, serve
+from pdd.router.base import Service
 from pdd.router.tenants import Tenants
 from pdd.telemetry.metrics import RouterMetrics
-from tests.support.fake_service import FakeService, Script, steps
+from tests.support.fake_service import Script, steps
 
 MODEL = "scripted"
 NOW = 1_700_000_000.0
@@ -31,7 +33,7 @@ class Door:
     """What a test needs of a running front door."""
 
     url: str
-    service: FakeService
+    service: Any
     tokenizer: Tokenizer
     answers: AnswerMemory
     http: aiohttp.ClientSession
@@ -61,7 +63,7 @@ def saying(text: str, finish: FinishReason = FinishReason.LENGTH) -> Script:
 
 @asynccontextmanager
 async def front_door(
-    service: FakeService,
+    service: Service,
     *,
     tenants: Sequence[TenantTable] = (),
     limits: Limits = LIMITS,

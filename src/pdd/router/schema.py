@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast, get_args
 
 import msgspec
 
@@ -34,6 +34,15 @@ _INT64 = (-(2**63), 2**63 - 1)
 _MAX_COUNT = 2**31 - 1
 
 MessageRole = Literal["system", "user", "assistant"]
+_RouteName = Literal["auto", "direct", "relay"]
+_HandoffName = Literal["auto", "one_shot", "catch_up"]
+_CHOICES = {
+    "role": get_args(MessageRole),
+    "route": get_args(_RouteName),
+    "handoff": get_args(_HandoffName),
+    "type": ("text",),
+}
+"""What a field of this name may say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +94,8 @@ class _Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class _Pdd(_Wire, frozen=True, kw_only=True):
-    route: Literal["auto", "direct", "relay"] | None = None
-    handoff: Literal["auto", "one_shot", "catch_up"] | None = None
+    route: _RouteName | None = None
+    handoff: _HandoffName | None = None
     handoff_after_tokens: int | None = None
     cache_salt: str | None = None
     trace: bool | None = None
@@ -207,8 +216,11 @@ def _refused_shape(text: str, fields: Mapping[str, object]) -> InvalidRequest:
         code = "unknown_parameter" if field["kind"] == "unknown" else "missing_required_parameter"
         saying = "unknown parameter" if field["kind"] == "unknown" else "this parameter is required"
         return InvalidRequest(f"{param}: {saying}", param=param, code=code)
-    value = _value_at(fields, path)
-    return InvalidRequest(f"{path}: {what}; the value is {shown(value)}", param=path, code="invalid_type")
+    value = shown(_value_at(fields, path))
+    choices = _CHOICES.get(path.rpartition(".")[2])
+    if choices:
+        return InvalidRequest(f"{path}: {value} is not one of {', '.join(choices)}", param=path)
+    return InvalidRequest(f"{path}: {what}; the value is {value}", param=path, code="invalid_type")
 
 
 def _value_at(fields: Mapping[str, object], path: str) -> object:
