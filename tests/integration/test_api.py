@@ -358,6 +358,24 @@ async def test_shutting_down_does_not_wait_for_transfers_of_answered_requests():
     assert service.running == 0
 
 
+async def test_a_failure_after_the_answer_is_logged_and_hurts_nobody(caplog):
+    service = FakeService(script=saying("hi"), closing=RuntimeError("the transfer broke"))
+    async with front_door(service) as door:
+        for _ in range(2):
+            assert (await door.chat())[0] == 200
+        await service.all_left.wait()
+        assert await door.metric('pdd_requests_total{outcome="failed",route="relay"}') == 2
+    assert [record.message.split()[0] for record in caplog.records] == ["request_failed_after_reply"] * 2
+
+
+async def test_a_failure_before_a_traced_answers_report_is_a_typed_event():
+    service = FakeService(script=saying("hi"), closing=Unavailable("gone", retry_after_s=Seconds(1)))
+    async with front_door(service) as door:
+        *_, finish, last = await stream(door, pdd={"trace": True})
+    assert finish["choices"][0]["finish_reason"] == "length"
+    assert last[0] == "error"
+
+
 # Errors
 
 

@@ -71,10 +71,11 @@ class FakeAnswer:
 
 @dataclass(kw_only=True)
 class FakeService:
-    """Plays ``script`` for each request. ``opening`` is raised at once; ``transfer`` holds each context's end."""
+    """Plays ``script`` for each request. ``opening`` is raised at once, ``closing`` at the end; ``transfer`` holds each context's end."""
 
     script: Script
     opening: Exception | None = None
+    closing: Exception | None = None
     transfer: asyncio.Event | None = None
     answers: list[FakeAnswer] = field(default_factory=list)
     cancelled: int = 0
@@ -102,6 +103,8 @@ class FakeService:
                 if self.transfer is not None:
                     await self.transfer.wait()
                 self._conclude(answer.report)
+                if self.closing is not None:
+                    raise self.closing
             else:
                 self.cancelled += 1
         except asyncio.CancelledError:
