@@ -24,7 +24,11 @@ from pdd.transport.tcp import listen_tcp, listen_unix
 LOOPBACK = "127.0.0.1"
 BLOCK_TOKENS = 4
 FAST_LINE = LineSettings(
-    peer_patience=Seconds(1.0), retry_delay=Seconds(0.02), stall_timeout=Seconds(0.5), check_interval=Seconds(0.05)
+    peer_patience=Seconds(1.0),
+    connect_timeout=Seconds(0.5),
+    retry_delay=Seconds(0.02),
+    stall_timeout=Seconds(0.5),
+    check_interval=Seconds(0.05),
 )
 FAST_CLIENT = ClientSettings(retry_delay=Seconds(0.02))
 

@@ -50,6 +50,7 @@ from pdd.protocol.peer import (
 )
 from pdd.transport.base import ConnectionLost
 from pdd.transport.tcp import SocketConnection, connect_tcp
+from pdd.transport.together import run_together
 
 logger = logging.getLogger(__name__)
 
@@ -222,13 +223,13 @@ class TcpNodeClient:
         try:
             async with asyncio.timeout(self._settings.connect_timeout):
                 connection = await connect_tcp(self._address, peer=f"node {self._node!r}")
+                try:
+                    welcome = await greet(connection, self._greeting, expected=self._node)
+                except BaseException:
+                    connection.close()
+                    raise
         except TimeoutError as error:
-            raise ConnectionLost(f"no connection to {self._address} in {self._settings.connect_timeout} s") from error
-        try:
-            welcome = await greet(connection, self._greeting, expected=self._node)
-        except BaseException:
-            connection.close()
-            raise
+            raise ConnectionLost(f"no answer at {self._address} in {self._settings.connect_timeout} s") from error
         self._begin_session(connection, welcome)
         return connection
 
@@ -248,11 +249,12 @@ class TcpNodeClient:
         session = self._session
         assert session is not None
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(session.outbox.write_to(connection))
-                tasks.create_task(self._read(connection, session))
-                tasks.create_task(self._ping(session))
-                tasks.create_task(watch_silence(connection, self._settings.silence_limit))
+            await run_together(
+                session.outbox.write_to(connection),
+                self._read(connection, session),
+                self._ping(session),
+                watch_silence(connection, self._settings.silence_limit),
+            )
         except* (ConnectionLost, RemoteProtocolError, Incompatible) as group:
             reason = "; ".join(str(error) for error in group.exceptions)
             self._end_session(

@@ -40,19 +40,15 @@ def hello(*, kind: PeerKind, name: str, instance: str, kv_format: KvFormat) -> H
 
 
 async def greet(connection: SocketConnection, greeting: Hello, *, expected: NodeId) -> Welcome:
-    """The caller's half.
+    """The caller's half; the caller bounds its time.
 
     Raises:
         Incompatible: the node refuses, or another node answers than the one expected.
-        ConnectionLost: it does not answer.
+        ConnectionLost: it hung up.
     """
-    try:
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT):
-            await connection.send(encode_control(greeting))
-            header = await connection.receive_header()
-            answer = HANDSHAKE_ANSWER.decode(await connection.receive_body(header.num_bytes))
-    except TimeoutError as error:
-        raise ConnectionLost(f"node {expected!r} did not answer within {HANDSHAKE_TIMEOUT} s") from error
+    await connection.send(encode_control(greeting))
+    header = await connection.receive_header()
+    answer = HANDSHAKE_ANSWER.decode(await connection.receive_body(header.num_bytes))
     return accept_answer(answer, expected=expected)
 
 

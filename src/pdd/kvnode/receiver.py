@@ -17,6 +17,7 @@ from pdd.protocol.frames import MAX_CONTROL_BYTES, BlockHead, FrameKind, payload
 from pdd.protocol.peer import FROM_SOURCE, FromSource, Offer, Ping, Pong, Withdraw
 from pdd.transport.base import ConnectionLost
 from pdd.transport.tcp import SocketConnection
+from pdd.transport.together import run_together
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +43,9 @@ class Receiver:
         self._connection.open_up(max_control_bytes=MAX_CONTROL_BYTES, block_bytes=block_bytes)
         self._store.add_source(self._key, self._outbox.put)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._outbox.write_to(self._connection))
-                tasks.create_task(self._read())
-                tasks.create_task(watch_silence(self._connection, SILENCE_LIMIT))
+            await run_together(
+                self._outbox.write_to(self._connection), self._read(), watch_silence(self._connection, SILENCE_LIMIT)
+            )
         finally:
             self._store.remove_source(self._key)
 

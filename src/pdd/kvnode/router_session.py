@@ -35,6 +35,7 @@ from pdd.protocol.peer import (
 )
 from pdd.protocol.transfer import OrderKey, Standing
 from pdd.transport.tcp import SocketConnection
+from pdd.transport.together import run_together
 
 PROGRESS_INTERVAL = Seconds(0.1)
 MAX_OPEN = 65_536
@@ -60,11 +61,12 @@ class RouterSession:
         """Raises ConnectionLost or RemoteProtocolError, in a group: why the connection ended."""
         self._connection.open_up(max_control_bytes=MAX_CONTROL_BYTES, block_bytes=None)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._outbox.write_to(self._connection))
-                tasks.create_task(self._read())
-                tasks.create_task(self._report_progress())
-                tasks.create_task(watch_silence(self._connection, SILENCE_LIMIT))
+            await run_together(
+                self._outbox.write_to(self._connection),
+                self._read(),
+                self._report_progress(),
+                watch_silence(self._connection, SILENCE_LIMIT),
+            )
         finally:
             self._end_everything()
 

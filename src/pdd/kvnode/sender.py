@@ -34,6 +34,7 @@ from pdd.protocol.transfer import (
 )
 from pdd.transport.base import ConnectionLost
 from pdd.transport.tcp import SocketConnection, connect_tcp
+from pdd.transport.together import run_together
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class LineSettings:
     """How long a target may stay unreachable before the orders to it fail."""
     retry_delay: Seconds = Seconds(0.25)
     connect_timeout: Seconds = Seconds(3.0)
+    """To connect and to be welcomed."""
     stall_timeout: Seconds = Seconds(2.0)
     """With something unanswered, a line on which no byte moves for this long is taken for dead and opened anew."""
     max_stall_timeout: Seconds = Seconds(16.0)
@@ -227,13 +229,13 @@ class Sender:
         try:
             async with asyncio.timeout(self._settings.connect_timeout):
                 connection = await connect_tcp(self._address, peer=f"node {self.target!r}")
+                try:
+                    await self._introduce(connection)
+                except BaseException:
+                    connection.close()
+                    raise
         except TimeoutError as error:
-            raise ConnectionLost(f"node {self.target!r} can't be reached at {self._address}: timed out") from error
-        try:
-            await self._introduce(connection)
-        except BaseException:
-            connection.close()
-            raise
+            raise ConnectionLost(f"node {self.target!r} does not answer at {self._address}: timed out") from error
         return connection
 
     async def _introduce(self, connection: SocketConnection) -> None:
@@ -258,10 +260,7 @@ class Sender:
     async def _talk(self, connection: SocketConnection) -> None:
         """Runs the session until the line ends."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._write(connection))
-                tasks.create_task(self._read(connection))
-                tasks.create_task(self._guard(connection))
+            await run_together(self._write(connection), self._read(connection), self._guard(connection))
         except* (ConnectionLost, RemoteProtocolError, Incompatible) as group:
             reason = "; ".join(str(error) for error in group.exceptions)
             logger.warning("line lost", extra={"peer": self.target, "reason": reason})
