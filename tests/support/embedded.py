@@ -1,7 +1,8 @@
 """Makes embedded engines for tests: small settings, requests, and a KV node in this process."""
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pdd.core.blocks import BlockHash
@@ -44,10 +45,12 @@ def core_settings(
     )
 
 
-def make_core(settings: CoreSettings | None = None, store: "FakeStore | None" = None) -> EngineCore:
+def make_core(
+    settings: CoreSettings | None = None, store: "FakeStore | None" = None, now: Callable[[], float] = time.monotonic
+) -> EngineCore:
     settings = settings or core_settings()
     with torch.inference_mode():
-        return EngineCore(settings, load_model(settings), store.connect if store else None)
+        return EngineCore(settings, load_model(settings), store.connect if store else None, now=now)
 
 
 def generation(

@@ -23,6 +23,15 @@ import torch  # isort: skip  # after the support module has set its environment
 PROMPT = prompt(75)
 
 
+class Clock:
+    """Time that passes when told."""
+
+    time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
 def test_max_tokens_ends_an_answer():
     (answer,) = run_answers(make_core(), generation(PROMPT, max_tokens=7))
     assert len(answer.tokens) == 7
@@ -110,6 +119,24 @@ def test_a_hit_in_the_own_cache_is_exported_to_a_node_that_lacks_it():
     store.held.clear()
     run(core, generation(PROMPT, max_tokens=1))
     assert list(store.held) == list(block_hashes(settings.kv_format, Salt(""), PROMPT))
+
+
+def test_a_node_that_comes_back_in_mid_prefill_is_offered_the_blocks_that_it_missed():
+    settings = core_settings(prefill_chunk_tokens=16)
+    store = FakeStore(settings.kv_format)
+    clock = Clock()
+    core = make_core(settings, store, now=clock)
+    core.add(core.make_sequence(generation(PROMPT)))
+    with torch.inference_mode():
+        core.step()
+        store.down = True
+        core.step()
+        core.step()
+        store.held.clear()  # another life of the node
+        store.down = False
+        clock.time = 60.0
+        core.step()
+    assert list(store.held) == list(block_hashes(settings.kv_format, Salt(""), PROMPT))[:4]
 
 
 def test_a_node_that_is_full_costs_nothing():

@@ -119,6 +119,32 @@ def test_a_node_that_dies_in_mid_import_yields_what_was_copied_whole(world):
     assert not world.exchange.connected
 
 
+def test_a_node_that_hangs_takes_at_most_a_tenth_of_the_time(world):
+    def hang(hashes):
+        world.time += 2.0
+        raise NodeFailed("no answer in 2 seconds")
+
+    world.store.begin_write = hang
+    before = world.store.connects
+    assert not world.exchange.export([(named(1), 1)])
+    world.time = 21.9
+    assert not world.exchange.export([(named(1), 1)])
+    assert world.store.connects == before
+    world.time = 22.1
+    world.exchange.export([(named(1), 1)])
+    assert world.store.connects == before + 1
+
+
+def test_each_life_of_the_node_is_another_epoch(world):
+    assert world.exchange.epoch == 0
+    world.store.down = True
+    world.exchange.export([(named(1), 1)])
+    world.store.down = False
+    world.time = 10.0
+    assert world.exchange.export([(named(1), 1)])
+    assert world.exchange.epoch == 1
+
+
 def test_a_node_that_returns_with_another_format_is_left_alone_for_good(caplog):
     world = World()
     world.store.down = True

@@ -35,7 +35,7 @@ class CacheSpaceOfSequences:
         sequence.block_table = [*own, *fresh]
         num_imported = self._import(hashes[len(own) :], fresh)
         sequence.num_computed_tokens = (len(own) + num_imported) * self._block_tokens
-        self._export_hits(hashes[: len(own)], own)
+        self.offer([sequence])
         return True
 
     def grow(self, sequence: EngineSequence, num_tokens: int) -> bool:
@@ -52,16 +52,29 @@ class CacheSpaceOfSequences:
         self._pool.release(sequence.block_table)
         sequence.block_table = []
         sequence.num_computed_tokens = 0
+        sequence.num_offered_blocks = 0
 
-    def advance(self, sequence: EngineSequence, num_tokens: int) -> list[tuple[BlockHash, int]]:
-        """Counts ``num_tokens`` more tokens as computed; names the blocks which that filled and returns them for export."""
+    def advance(self, sequence: EngineSequence, num_tokens: int) -> None:
+        """Counts ``num_tokens`` more tokens as computed and names the blocks which that filled, for others to reuse."""
         first = sequence.num_computed_tokens // self._block_tokens
         sequence.num_computed_tokens += num_tokens
-        last = sequence.num_computed_tokens // self._block_tokens
-        filled = [(sequence.hashes[index], sequence.block_table[index]) for index in range(first, last)]
-        for block_hash, block in filled:
-            self._pool.publish(block, block_hash)
-        return filled
+        for index in range(first, sequence.num_computed_tokens // self._block_tokens):
+            self._pool.publish(sequence.block_table[index], sequence.hashes[index])
+
+    def offer(self, sequences: Sequence[EngineSequence]) -> None:
+        """Exports the full blocks of these sequences that the node was not offered before.
+
+        Those that were hits here too: others load from the node, which may have evicted what this cache still has. A node
+        that was lost and found is offered everything again, else what waits there for the first block waits for ever.
+        """
+        exchange = self._exchange
+        if exchange is None:
+            return
+        exchange.refresh()
+        named_blocks = [named for sequence in sequences for named in self._not_offered(sequence, exchange.epoch)]
+        if exchange.export(named_blocks):
+            for sequence in sequences:
+                sequence.num_offered_blocks = sequence.num_computed_tokens // self._block_tokens
 
     def _allocate(self, count: int, *, num_own: int) -> tuple[int, ...] | None:
         # One more must be left unless nobody else is here, else the next block of anyone costs a preemption.
@@ -78,10 +91,12 @@ class CacheSpaceOfSequences:
             self._pool.publish(block, block_hash)
         return num_imported
 
-    def _export_hits(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> None:
-        """A hit here is not a hit in the node, which others load from: it may have evicted what this cache still has."""
-        if self._exchange is not None and hashes:
-            self._exchange.export(list(zip(hashes, blocks, strict=True)))
+    def _not_offered(self, sequence: EngineSequence, epoch: int) -> list[tuple[BlockHash, int]]:
+        if sequence.offer_epoch != epoch:
+            sequence.offer_epoch = epoch
+            sequence.num_offered_blocks = 0
+        full = slice(sequence.num_offered_blocks, sequence.num_computed_tokens // self._block_tokens)
+        return list(zip(sequence.hashes[full], sequence.block_table[full], strict=True))
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_tokens)

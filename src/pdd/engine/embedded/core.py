@@ -7,7 +7,8 @@ whose known tokens are all computed, and exports the filled blocks. Owned by one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -87,14 +88,21 @@ class EngineCore:
         "_space",
     )
 
-    def __init__(self, settings: CoreSettings, model: LlamaModel, connect_store: ConnectStore | None) -> None:
-        """Connects to the node, if any. Raises Incompatible when it is one of another KV format."""
+    def __init__(
+        self,
+        settings: CoreSettings,
+        model: LlamaModel,
+        connect_store: ConnectStore | None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Connects to the node, if any; ``now`` times its pauses. Raises Incompatible when it is one of another KV format."""
         self._kv_format = settings.kv_format
         self._max_unread_tokens = settings.max_unread_tokens
         self._model = model
         self._cache = PagedCache(model.shape, self._kv_format, settings.num_blocks)
         self._pool = BlockPool(settings.num_blocks)
-        self._exchange = NodeExchange(connect_store, self._cache) if connect_store else None
+        self._exchange = NodeExchange(connect_store, self._cache, now=now) if connect_store else None
         if self._exchange is not None:
             self._exchange.connect()
         self._space = CacheSpaceOfSequences(self._pool, self._exchange, block_tokens=settings.block_tokens)
@@ -125,11 +133,11 @@ class EngineCore:
         if not plan.work:
             return []
         logits = self._model.forward(self._prepare(plan.work), self._cache)
-        filled = [named for work in plan.work for named in self._space.advance(work.sequence, work.num_tokens)]
-        self._num_computed_tokens += sum(work.num_tokens for work in plan.work)
+        for work in plan.work:
+            self._space.advance(work.sequence, work.num_tokens)
+            self._num_computed_tokens += work.num_tokens
         drawn = self._draw([work.sequence for work in plan.work if _is_complete(work.sequence)], logits)
-        if self._exchange is not None and filled:
-            self._exchange.export(filled)
+        self._space.offer([work.sequence for work in plan.work])
         for each in drawn:
             if each.finish_reason is not None:
                 self._scheduler.remove(each.sequence)

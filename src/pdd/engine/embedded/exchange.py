@@ -21,6 +21,7 @@ from pdd.core.units import Seconds
 _log = logging.getLogger(__name__)
 
 _BATCH_BLOCKS = 16  # so that the node's replication begins before a long export is over
+_PAUSE_PER_STALL = 10.0  # a node that hangs is left alone so long that it takes at most a tenth of the engine's time
 
 
 class HeldBlocks(Protocol):
@@ -85,11 +86,14 @@ class Backoff:
     """How long to leave a lost node alone: ``first``, then twice as long each time, up to ``last``."""
 
     first: Seconds = Seconds(0.25)
-    last: Seconds = Seconds(5.0)
+    last: Seconds = Seconds(1.0)
 
 
 class NodeExchange:
-    """Imports and exports blocks by name. None of its methods but ``connect`` fails for the node's sake."""
+    """Imports and exports blocks by name. None of its methods but ``connect`` fails for the node's sake.
+
+    ``epoch`` changes whenever the node was lost and found: what it was given before may be gone.
+    """
 
     __slots__ = (
         "_backoff",
@@ -99,6 +103,7 @@ class NodeExchange:
         "_pause",
         "_retry_at",
         "_store",
+        "epoch",
         "num_exported",
         "num_imported",
     )
@@ -118,6 +123,7 @@ class NodeExchange:
         self._store: BlockStore[Any, Any] | None = None
         self._pause = backoff.first
         self._retry_at: float | None = None  # None: never tried, or connected
+        self.epoch = 0
         self.num_imported = 0
         self.num_exported = 0
 
@@ -131,10 +137,16 @@ class NodeExchange:
         Raises:
             Incompatible: it holds another KV format.
         """
+        started = self._now()
         try:
             self._store = self._connect()
         except NodeFailed as error:
-            self._lost(error)
+            self._lost(error, started)
+
+    def refresh(self) -> None:
+        """Looks for a lost node, if it is time to: ``epoch`` is up to date afterwards."""
+        with self._node():
+            pass
 
     def import_prefix(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> int:
         """Copies the longest prefix of ``hashes`` that the node holds into ``blocks``; returns how many that were."""
@@ -152,12 +164,17 @@ class NodeExchange:
         self.num_imported += num_copied
         return num_copied
 
-    def export(self, named_blocks: Sequence[tuple[BlockHash, int]]) -> None:
-        """Copies those blocks that the node lacks to it, as far as it has room."""
+    def export(self, named_blocks: Sequence[tuple[BlockHash, int]]) -> bool:
+        """Copies those blocks that the node lacks to it, as far as it has room; False if there is no node to ask."""
+        num_offered = 0
         for start in range(0, len(named_blocks), _BATCH_BLOCKS):
+            batch = named_blocks[start : start + _BATCH_BLOCKS]
             with self._node() as store:
-                if store is not None:
-                    self._export_batch(store, dict(named_blocks[start : start + _BATCH_BLOCKS]))
+                if store is None:
+                    break
+                self._export_batch(store, dict(batch))
+                num_offered += len(batch)
+        return num_offered == len(named_blocks)
 
     def close(self) -> None:
         if self._store is not None:
@@ -184,13 +201,15 @@ class NodeExchange:
     def _node(self) -> Generator[BlockStore[Any, Any] | None]:
         """The store, connected again if it is time to; None while there is none. Its failure ends here."""
         store = self._store or self._reconnect()
+        started = self._now()
         try:
             yield store
         except NodeFailed as error:
-            self._lost(error)
+            self._lost(error, started)
 
     def _reconnect(self) -> BlockStore[Any, Any] | None:
-        if self._retry_at is not None and self._now() < self._retry_at:
+        started = self._now()
+        if self._retry_at is not None and started < self._retry_at:
             return None
         try:
             self._store = self._connect()
@@ -199,16 +218,18 @@ class NodeExchange:
             self._retry_at = float("inf")
             return None
         except (NodeFailed, ProtocolError) as error:
-            self._lost(error)
+            self._lost(error, started)
             return None
         _log.warning("engine_node_back")
+        self.epoch += 1
         self._retry_at = None
         self._pause = self._backoff.first
         return self._store
 
-    def _lost(self, error: NodeFailed | ProtocolError) -> None:
+    def _lost(self, error: NodeFailed | ProtocolError, started: float) -> None:
         if self._retry_at is None:  # said once, not at each try
             _log.warning("engine_node_lost reason=%s", error)
         self.close()
-        self._retry_at = self._now() + self._pause
+        now = self._now()
+        self._retry_at = now + max(self._pause, _PAUSE_PER_STALL * (now - started))
         self._pause = Seconds(min(self._pause * 2, self._backoff.last))

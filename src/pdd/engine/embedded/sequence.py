@@ -53,7 +53,8 @@ class EngineSequence:
     """What the compute thread knows of one request. Satisfies ``policy.batching.Schedulable``.
 
     ``block_table`` lists the cache blocks in order; the first ``num_computed_tokens`` tokens have their KV there. Only
-    ``num_read`` is written by another thread (the event loop's).
+    ``num_read`` is written by another thread (the event loop's). The node was offered the first ``num_offered_blocks`` in its
+    life number ``offer_epoch``.
     """
 
     __slots__ = (
@@ -63,7 +64,9 @@ class EngineSequence:
         "hashes",
         "max_unread_tokens",
         "num_computed_tokens",
+        "num_offered_blocks",
         "num_read",
+        "offer_epoch",
         "stream",
         "tokens",
     )
@@ -76,6 +79,8 @@ class EngineSequence:
         self.hashes: list[BlockHash] = list(self._chain.hashes)
         self.block_table: list[int] = []
         self.num_computed_tokens = 0
+        self.num_offered_blocks = 0
+        self.offer_epoch = 0
         self.num_read = 0
         self.max_unread_tokens = max_unread_tokens
 
