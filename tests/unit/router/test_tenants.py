@@ -17,7 +17,9 @@ def test_a_key_names_its_tenant():
     assert tenants.authenticate("bearer  key-b ") == "bob"
 
 
-@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic key-a", "Bearer key-c", "key-a", "Bearer kéy"])
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer ", "Basic key-a", "Bearer key-c", "key-a", "Bearer kéy"]
+)
 def test_anything_but_a_known_key_is_refused(header):
     with pytest.raises(Unauthorized):
         Tenants([ALICE, BOB]).authenticate(header)
