@@ -49,7 +49,10 @@ class LineSettings:
     connect_timeout: Seconds = Seconds(3.0)
     """To connect and to be welcomed."""
     stall_timeout: Seconds = Seconds(2.0)
-    """With something unanswered, a line on which no byte moves for this long is taken for dead and opened anew."""
+    """With something unanswered, a line on which no byte moves for this long is taken for dead and opened anew.
+
+    Moving is what the next hop's kernel acknowledges: this must exceed what boxes on the way take to drain their buffers.
+    """
     max_stall_timeout: Seconds = Seconds(16.0)
     """It doubles up to this while nothing at all gets through between two stalls."""
     ping_interval: Seconds = Seconds(1.0)
@@ -206,6 +209,7 @@ class Sender:
             await self._work.wait()
             if not self._transfer.num_orders:
                 self._work.clear()
+                self._unreachable_since = None
                 continue
             connection = await self._connect()
             if connection is not None:
