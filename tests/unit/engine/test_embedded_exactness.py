@@ -26,7 +26,7 @@ class Direct:
     """Model and cache without scheduler: computes pieces as told, returns their last logits."""
 
     def __init__(self, num_blocks: int = 160) -> None:
-        settings = core_settings(prefill_chunk_tokens=400)
+        settings = core_settings(prefill_chunk_tokens=400, max_batch=16)
         with torch.inference_mode():
             self.model = load_model(settings)
             self.cache = PagedCache(self.model.shape, settings.kv_format, num_blocks)

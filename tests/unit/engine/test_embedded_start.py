@@ -12,7 +12,7 @@ from tests.support.embedded import core_settings
 import torch  # isort: skip  # after the support module has set its environment
 
 from pdd.engine.embedded.core import load_model
-from pdd.engine.embedded.linear import ExactLinear, ExactPath, Path, choose_path, row_buckets
+from pdd.engine.embedded.linear import ExactLinear, ExactPath, Path, bucket_of, choose_path, row_buckets
 from pdd.engine.embedded.self_test import check_exactness
 from pdd.engine.embedded.weights import load_weights
 
@@ -24,7 +24,8 @@ def test_every_row_count_has_a_bucket_that_is_not_much_larger(max_rows):
     assert buckets[0] == 1
     assert max_rows <= buckets[-1] <= max_rows + 16
     for rows in range(1, max_rows + 1):
-        bucket = next(size for size in buckets if size >= rows)
+        bucket = bucket_of(buckets, rows)
+        assert bucket >= rows
         assert bucket <= max(rows * 1.5, rows + 1)
 
 

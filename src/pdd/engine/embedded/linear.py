@@ -72,6 +72,11 @@ def row_buckets(max_rows: int) -> tuple[int, ...]:
     return tuple(size for size, previous in zip(buckets, [0, *buckets], strict=False) if previous < max_rows)
 
 
+def bucket_of(buckets: Sequence[int], rows: int) -> int:
+    """The smallest of ``buckets`` that holds ``rows``."""
+    return next(size for size in buckets if size >= rows)
+
+
 def choose_path(
     weight: Tensor, rows: Sequence[int], candidates: Sequence[ExactPath] = CANDIDATES
 ) -> tuple[ExactPath, ExactLinear]:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from pdd.engine.catalog import LlamaShape
 from pdd.engine.embedded.attention import Segment, attend
-from pdd.engine.embedded.linear import ExactLinear, ExactPath, choose_path, row_buckets
+from pdd.engine.embedded.linear import ExactLinear, ExactPath, bucket_of, choose_path, row_buckets
 from pdd.engine.embedded.paged_cache import PagedCache
 from pdd.engine.embedded.weights import LayerWeights, ModelWeights
 
@@ -50,7 +50,17 @@ class _Layer:
 class LlamaModel:
     """Weights prepared for ``forward``; immutable after construction."""
 
-    __slots__ = ("_buckets", "_cosine", "_embedding", "_final_norm", "_head", "_layers", "_sine", "shape")
+    __slots__ = (
+        "_buckets",
+        "_cosine",
+        "_embedding",
+        "_final_norm",
+        "_head",
+        "_head_buckets",
+        "_layers",
+        "_sine",
+        "shape",
+    )
 
     def __init__(self, weights: ModelWeights, *, max_model_tokens: int, max_step_tokens: int, max_batch: int) -> None:
         """Chooses an exact path for every weight shape.
@@ -64,7 +74,8 @@ class LlamaModel:
         self._layers = [_prepare(layer, paths, self._buckets) for layer in weights.layers]
         self._embedding = weights.embedding
         self._final_norm = weights.final_norm
-        self._head = _exact(weights.embedding, paths, row_buckets(max_batch))
+        self._head_buckets = row_buckets(max_batch)
+        self._head = _exact(weights.embedding, paths, self._head_buckets)
         self._cosine, self._sine = _rotary_tables(weights.shape, max_model_tokens)
 
     @property
@@ -101,9 +112,11 @@ class LlamaModel:
         return layer.down(functional.silu(layer.gate(x)).mul_(layer.up(x)))
 
     def _logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        if not rows.shape[0]:
+        count = rows.shape[0]
+        if not count:
             return hidden.new_empty((0, self.shape.vocab_size))
-        return self._head(self._norm(hidden.index_select(0, rows), self._final_norm))
+        padded = functional.pad(rows, (0, bucket_of(self._head_buckets, count) - count))
+        return self._head(self._norm(hidden.index_select(0, padded), self._final_norm))[:count]
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(hidden, (self.shape.hidden_size,), weight, self.shape.norm_epsilon)

@@ -9,6 +9,7 @@ import torch
 
 from pdd.core.ids import TokenId
 from pdd.engine.embedded.attention import Segment, make_segment
+from pdd.engine.embedded.linear import bucket_of
 from pdd.engine.embedded.model import StepInput
 from pdd.engine.embedded.paged_cache import PagedCache
 
@@ -45,7 +46,7 @@ class StepBuilder:
     def build(self, buckets: Sequence[int]) -> StepInput:
         """Pads the rows to the next of ``buckets``."""
         num_rows = len(self._token_ids)
-        padding = [0] * (next(size for size in buckets if size >= num_rows) - num_rows)
+        padding = [0] * (bucket_of(buckets, num_rows) - num_rows)
         return StepInput(
             token_ids=torch.tensor(self._token_ids + padding),
             positions=torch.tensor(self._positions + padding),
