@@ -184,14 +184,29 @@ class _StoreLink:
         self._next_try = Seconds(0.0)
 
     def attempt(self, call: Callable[[BlockStore[Any, Any]], Result]) -> Result | None:
-        """The call's result; None when there is no node now, or no room in it."""
+        """The call's result; None when there is no node now, or no room in it.
+
+        A connection that was idle may be to a node that has been restarted since. Waiting for the next try would leave
+        gaps in what the node is given, so a new connection is tried at once.
+        """
+        was_open = self._store is not None
         try:
-            store = self._open()
-            return None if store is None else call(store)
-        except CapacityExhausted:
-            return None
+            return self._call(call)
         except NodeFailed as error:
             self._lose(error)
+        if was_open:
+            try:
+                self._next_try = Seconds(0.0)
+                return self._call(call)
+            except NodeFailed as error:
+                self._lose(error)
+        return None
+
+    def _call(self, call: Callable[[BlockStore[Any, Any]], Result]) -> Result | None:
+        store = self._open()
+        try:
+            return None if store is None else call(store)
+        except CapacityExhausted:
             return None
 
     def close(self) -> None:

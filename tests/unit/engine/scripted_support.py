@@ -80,9 +80,10 @@ class MemorySlot:
 
 @dataclass
 class MemoryNode:
-    """Blocks survive connections; ``up`` False makes every call fail."""
+    """Blocks survive connections, but not ``restart``; ``up`` False makes every call fail."""
 
     up: bool = True
+    num_lives: int = 1
     contents: list[bytearray] = field(default_factory=list)
     committed: dict[BlockHash, int] = field(default_factory=dict)
     num_leases: int = 0
@@ -94,13 +95,19 @@ class MemoryNode:
         store.check()
         return store
 
+    def restart(self) -> None:
+        """Forgets everything; whoever is connected finds the connection broken."""
+        self.num_lives += 1
+        self.committed.clear()
+
 
 class MemoryStore:
     def __init__(self, node: MemoryNode) -> None:
         self.node = node
+        self.life = node.num_lives
 
     def check(self) -> None:
-        if not self.node.up:
+        if not self.node.up or self.node.num_lives != self.life:
             raise NodeFailed("the node is gone")
 
     def lease(self, hashes: Sequence[BlockHash]) -> MemoryLease:

@@ -117,3 +117,15 @@ def test_without_its_node_it_goes_on_and_comes_back_to_it_with_growing_delays():
         assert tuple(node.committed) == PROMPT_BLOCKS
 
     run(scenario())
+
+
+def test_a_node_that_was_restarted_while_nobody_asked_gets_every_block_of_the_next_prompt():
+    async def scenario() -> None:
+        node = MemoryNode()
+        worker = engine(SLOW, connect_store=node.connect)
+        await collect(worker, generation(max_tokens=1))
+        node.restart()
+        await collect(worker, generation(max_tokens=1, salt=Salt("another")))
+        assert len(node.committed) == len(PROMPT_BLOCKS)
+
+    run(scenario())
