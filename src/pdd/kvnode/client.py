@@ -100,7 +100,6 @@ class _Stream(Generic[MessageT]):
 
     latest: MessageT | None = None
     failure: _Failure | None = None
-    is_cancelled: bool = False
     filled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, message: MessageT) -> None:
@@ -111,16 +110,10 @@ class _Stream(Generic[MessageT]):
         self.failure = self.failure or failure
         self.filled.set()
 
-    def cancel(self) -> None:
-        self.is_cancelled = True
-        self.filled.set()
-
-    async def next(self) -> MessageT | None:
-        """None once it is cancelled. Raises what it failed with, after a message that came before."""
+    async def next(self) -> MessageT:
+        """Raises what it failed with, after a message that came before."""
         await self.filled.wait()
         message, self.latest = self.latest, None
-        if self.is_cancelled:
-            return None
         if message is not None:
             if self.failure is None:
                 self.filled.clear()
@@ -287,7 +280,8 @@ class TcpNodeClient:
         stream = session.orders[order.order] = _Stream[OrderProgress]()
         try:
             session.outbox.put(PlaceOrder(order=order.order, target=order.target, hashes=order.hashes))
-            while (message := await stream.next()) is not None:
+            while True:
+                message = await stream.next()
                 yield _progress(message)
                 if message.done:
                     return
@@ -299,7 +293,7 @@ class TcpNodeClient:
         if session is not None:
             session.outbox.put(CancelOrder(order=order))
             if order in session.orders:
-                session.orders[order].cancel()
+                session.orders[order].fail(_Failure(ErrorKind.NODE_FAILED, f"order {order} was cancelled"))
 
     async def watch(self, watch: Watch) -> AsyncGenerator[Readiness]:
         session = await self._current()
@@ -309,7 +303,8 @@ class TcpNodeClient:
         start = StartWatch(watch=watch.watch, hashes=watch.hashes, reserve_blocks=watch.reserve_blocks)
         try:
             session.outbox.put(start)
-            while (message := await stream.next()) is not None:
+            while True:
+                message = await stream.next()
                 yield Readiness(watch=watch.watch, num_ready=message.num_ready)
         finally:
             session.watches.pop(watch.watch, None)
@@ -328,7 +323,6 @@ class TcpNodeClient:
             raise NodeFailed(f"node {self._node!r} did not answer in {self._settings.answer_timeout} s") from error
         finally:
             session.stats.pop(number, None)
-        assert answer is not None
         return self._stats_of(answer)
 
     def _stats_of(self, answer: StatsAnswer) -> NodeStats:
