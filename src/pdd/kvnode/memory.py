@@ -119,6 +119,7 @@ class MemoryNode:
         opened = _OpenWatch(Owner(f"watch {watch.watch}"))
         life.index.reserve(opened.owner, watch.hashes, watch.reserve_blocks)
         life.watches[watch.watch] = opened
+        self._network.room_changed(self)  # what it names may come now, where it had no room before
         try:
             last: int | None = None
             while True:

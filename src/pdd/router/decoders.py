@@ -11,7 +11,7 @@ from pdd.core.errors import CapacityExhausted, InvalidRequest, PddError, WorkerF
 from pdd.core.request import Generation, TokenSpan
 from pdd.core.units import Seconds
 from pdd.protocol import relay
-from pdd.router.mailbox import Inbox, Refusal
+from pdd.router.mailbox import Inbox, InboxEvent, Refusal, RouteDue
 from pdd.router.patience import closing_within
 from pdd.router.pool import Pool, Seat
 
@@ -34,7 +34,7 @@ class Decoders:
         self._release_patience = release_patience
         self._running: dict[int, asyncio.Task[None]] = {}
         self._seats: dict[int, Seat] = {}
-        self._timers: dict[relay.Timer, asyncio.Task[None]] = {}
+        self._timers: dict[str, asyncio.Task[None]] = {}
         self._last_error: PddError | None = None
 
     @property
@@ -62,9 +62,16 @@ class Decoders:
 
     def set_timer(self, timer: relay.Timer, delay: Seconds) -> None:
         """Starts ``timer`` anew."""
-        if timer in self._timers:
-            self._timers[timer].cancel()
-        self._timers[timer] = self._tasks.create_task(self._fire(timer, delay), name=f"timer {timer}")
+        self._post_later(timer, relay.TimerFired(timer=timer), delay)
+
+    def set_route_timer(self, delay: Seconds) -> None:
+        """After ``delay`` a route has to be chosen whatever is known."""
+        self._post_later("route", RouteDue(), delay)
+
+    def _post_later(self, name: str, event: InboxEvent, delay: Seconds) -> None:
+        if name in self._timers:
+            self._timers[name].cancel()
+        self._timers[name] = self._tasks.create_task(self._fire(event, delay), name=f"timer {name}")
 
     def stop_all(self) -> None:
         """Ends everything, by attempt number: a TaskGroup alone would do so in order of addresses."""
@@ -125,9 +132,9 @@ class Decoders:
             self._pool.suspect(seat)
         self._inbox.post(relay.WorkerLost(attempt=attempt))
 
-    async def _fire(self, timer: relay.Timer, delay: Seconds) -> None:
+    async def _fire(self, event: InboxEvent, delay: Seconds) -> None:
         await self._clock.sleep(delay)
-        self._inbox.post(relay.TimerFired(timer=timer))
+        self._inbox.post(event)
 
 
 def _as_event(attempt: int, span: TokenSpan) -> relay.TokensDecoded:

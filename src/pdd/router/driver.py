@@ -127,8 +127,10 @@ class Driver:
             yield answer
         finally:
             answer.leave()
-            await _wait_shielded(task)
-            self._open.remove(answer)
+            try:
+                await _wait_shielded(task)
+            finally:
+                self._open.remove(answer)
 
     def _start(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks

@@ -13,7 +13,7 @@ from pdd.core.request import Role, Route
 from pdd.core.units import Bytes, Seconds
 from pdd.protocol import relay
 from pdd.router.base import TokenRequest
-from pdd.router.mailbox import Inbox, Refusal
+from pdd.router.mailbox import Inbox, Refusal, RouteDue
 from pdd.router.pool import Worker
 from pdd.router.report import Reporter
 from pdd.router.seats import RequestSeats
@@ -65,6 +65,11 @@ class KvPaths:
         """The latest transfer to main decode's node."""
         return self._latest.get(Role.MAIN_DECODE)
 
+    @property
+    def awaits_main(self) -> bool:
+        """Main decode's node has yet to say what it lacks."""
+        return self.to_main is not None and not self.to_main.settled and self.to_main.num_missing is None
+
     def missing_at_main(self) -> int | None:
         """Blocks that main decode's node still lacks; None while it has not said so."""
         if not self._hashes:
@@ -86,7 +91,7 @@ class KvPaths:
         if source is None or target is None:
             self._inbox.post(relay.TransferFailed(attempt=command.attempt))
             return
-        transfer = self._desk.place(self._spec(command, source, target.worker), self._on_change)
+        transfer = self._desk.place(self._spec(command, source, target.worker), self)
         self._by_attempt[command.attempt] = transfer
         self._latest[command.target] = transfer
         if self._prefilled:
@@ -142,7 +147,13 @@ class KvPaths:
             reserve_blocks=self._kv_format.num_full_blocks(budget),
         )
 
-    def _on_change(self, transfer: Transfer) -> None:
+    def on_informed(self, transfer: Transfer) -> None:
+        """See ``TransferListener``."""
+        if transfer is self.to_main:
+            self._inbox.post(RouteDue())
+
+    def on_change(self, transfer: Transfer) -> None:
+        """See ``TransferListener``."""
         spec = transfer.spec
         if spec.role is Role.RELAY_DECODE:
             self.relay_refused = transfer.state in (TransferState.REFUSED, TransferState.FAILED)

@@ -23,7 +23,12 @@ class Refusal:
     error: PddError
 
 
-InboxEvent = relay.Event | Refusal
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteDue:
+    """A route that was asked for has to be chosen now: what it depends on is known, or was waited for long enough."""
+
+
+InboxEvent = relay.Event | Refusal | RouteDue
 
 
 class Inbox:

@@ -18,7 +18,7 @@ from pdd.core.errors import PddError, Unavailable
 from pdd.core.ids import RequestId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import Generation, Role
-from pdd.core.units import Bytes
+from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.policy.route import RouteView
 from pdd.protocol import relay
 from pdd.protocol.relay import Command, Relay
@@ -27,7 +27,7 @@ from pdd.router.choices import decide_handoff, decide_route, plan_relay
 from pdd.router.decoders import Decoders
 from pdd.router.kv_paths import KvPaths
 from pdd.router.lines import Forecast, LineBook
-from pdd.router.mailbox import Inbox, InboxEvent, Outbox, Refusal
+from pdd.router.mailbox import Inbox, InboxEvent, Outbox, Refusal, RouteDue
 from pdd.router.pool import Pool
 from pdd.router.report import Reporter
 from pdd.router.seats import RequestSeats
@@ -38,6 +38,9 @@ _logger = logging.getLogger(__name__)
 
 CommandHook = Callable[[RequestId, Command], None]
 """Sees every command before it is carried out; for tests and traces."""
+
+STALLED_AFTER = Seconds(1.0)
+"""Well above a round trip and the time of a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,7 @@ class RequestRun:
         )
         self._held: EmittedSpan | None = None
         self._last_span: EmittedSpan | None = None
+        self._route_asked = False
         self._complete = False
 
     async def run(self) -> None:
@@ -137,6 +141,10 @@ class RequestRun:
                 self._end("refused", event.error)
                 self._carry_out(self._relay.receive(relay.ClientLeft()))
                 return
+            case RouteDue():
+                if self._route_asked:
+                    self._carry_out(self._choose_route())
+                return
             case relay.WorkerLost():
                 self._note_loss(event.attempt)
             case relay.Extended():
@@ -183,7 +191,7 @@ class RequestRun:
             case relay.Emit():
                 self._emit(command)
             case relay.AskRoute():
-                return self._relay.receive(self._choose_route())
+                return self._ask_route()
             case relay.AskHandoff():
                 return self._relay.receive(self._choose_handoff(command))
             case relay.SetTimer():
@@ -230,12 +238,25 @@ class RequestRun:
 
     # Choices ----------------------------------------------------------------------------------------------------------
 
-    def _choose_route(self) -> relay.RouteChosen:
+    def _ask_route(self) -> Iterable[Command]:
+        """Chooses at once if everything is known, else as soon as main decode's node has said what it lacks.
+
+        That takes a round trip from the request's beginning, longer than a prefill that hits its cache. To relay
+        meanwhile would waste it on those who need it least.
+        """
+        self._route_asked = True
+        if not self._paths.awaits_main or self._request.steering.route is not None:
+            return self._choose_route()
+        self._decoders.set_route_timer(self._shared.settings.route_patience)
+        return ()
+
+    def _choose_route(self) -> Iterable[Command]:
+        self._route_asked = False
         choice = decide_route(self._request.steering, self._route_view())
         if self.report.route is not choice.route:
             self.report.route, self.report.route_reason = choice.route, choice.reason
             self._reporter.note("route_chosen", route=choice.route, reason=choice.reason)
-        return relay.RouteChosen(route=choice.route)
+        return self._relay.receive(relay.RouteChosen(route=choice.route))
 
     def _route_view(self) -> RouteView:
         """What main decode's node lacks, and how fast the line to it is."""
@@ -246,7 +267,7 @@ class RequestRun:
         return RouteView(
             missing=None if missing is None else Bytes(missing * block_bytes),
             backlog=forecast.backlog,
-            rate=forecast.rate,
+            rate=self._rate(forecast),
             prompt_bytes=self._paths.prompt_bytes,
             relay_available=self._shared.pool.has(Role.RELAY_DECODE) and not self._paths.relay_refused,
             threshold=self._shared.settings.policy.relay_threshold_s,
@@ -257,6 +278,13 @@ class RequestRun:
         if transfer is None:
             return Forecast(rate=None, backlog=Bytes(0))
         return self._shared.lines.forecast(transfer.spec.source, transfer.spec.target)
+
+    def _rate(self, forecast: Forecast) -> BytesPerSecond | None:
+        """A line on which nothing of ours has moved for a while is slower than anybody said."""
+        transfer = self._paths.to_main
+        if transfer is None or forecast.rate is None or transfer.idle < STALLED_AFTER:
+            return forecast.rate
+        return BytesPerSecond(min(forecast.rate, self._shared.kv_format.block_bytes / transfer.idle))
 
     def _choose_handoff(self, question: relay.AskHandoff) -> relay.HandoffChosen:
         mode = decide_handoff(self._request.steering, question, self._shared.settings.policy)

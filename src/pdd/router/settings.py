@@ -28,6 +28,8 @@ class DriverSettings:
     node_patience: Seconds = Seconds(10.0)
     """How long a KV node may be away, full or without any progress before a transfer is given up."""
     node_retry: Seconds = Seconds(0.25)
+    route_patience: Seconds = Seconds(0.25)
+    """How long the choice of a route waits for main decode's node to say what it lacks."""
     health_interval: Seconds = Seconds(1.0)
     health_timeout: Seconds = Seconds(2.0)
     release_patience: Seconds = Seconds(5.0)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Protocol
 
 from pdd.core.blocks import BlockHash
 from pdd.core.clock import Clock
@@ -60,13 +60,25 @@ class TransferSpec:
         return self.source.cluster != self.target.cluster
 
 
+class TransferListener(Protocol):
+    """Whoever a transfer is made for. Nothing is told after ``release`` or ``detach``."""
+
+    def on_change(self, transfer: Transfer) -> None:
+        """Its ``state`` is another one."""
+        ...
+
+    def on_informed(self, transfer: Transfer) -> None:
+        """Its target has said what it lacks: ``num_missing`` is known."""
+        ...
+
+
 class Transfer:
-    """Made and run by a ``TransferDesk``. ``notify`` is called at each change of ``state``, never after ``release``."""
+    """Made and run by a ``TransferDesk``."""
 
     def __init__(
         self,
         spec: TransferSpec,
-        notify: Callable[[Transfer], None],
+        listener: TransferListener,
         *,
         pool: Pool,
         lines: LineBook,
@@ -77,7 +89,7 @@ class Transfer:
         self.state = TransferState.PLACED
         self.error: PddError | None = None
         self.progress: ReplicationProgress | None = None
-        self._notify = notify
+        self._listener = listener
         self._pool = pool
         self._lines = lines
         self._clock = clock
@@ -86,6 +98,8 @@ class Transfer:
         self._prefilled = asyncio.Event()
         self._released = asyncio.Event()
         self._ended = asyncio.Event()
+        self._evicted = asyncio.Event()
+        self._order_done = False
         self._num_placed = 0
         self._sent_before = 0
         self._moved_at = clock.now()
@@ -102,6 +116,11 @@ class Transfer:
         if self.progress is None or self.progress.num_missing is None:
             return None
         return self.progress.num_missing - self.progress.num_acknowledged
+
+    @property
+    def idle(self) -> Seconds:
+        """How long nothing has arrived."""
+        return Seconds(self._clock.now() - self._moved_at)
 
     @property
     def sent(self) -> Bytes:
@@ -181,8 +200,10 @@ class Transfer:
             self._moved_at = self._clock.now()
         if num_ready >= len(self.spec.hashes):
             self._settle(TransferState.READY, None)
-        else:
-            self._change(TransferState.MOVING)
+            return
+        if before is None and self._order_done:
+            self._evicted.set()  # they came before there was room to keep them
+        self._change(TransferState.MOVING)
 
     # The source -------------------------------------------------------------------------------------------------------
 
@@ -191,14 +212,17 @@ class Transfer:
         while not self.settled:
             instance = self._pool.node_instance(self.spec.source.node.node)
             try:
-                if await self._order_once(patience):
-                    return
+                self._order_done = await self._order_once(patience)
+                if self._order_done:
+                    await self._evicted.wait()
+                    self._evicted.clear()
             except PddError as error:
                 await self._bear(error, patience)
                 await self._check_source(instance)
 
     async def _order_once(self, patience: Patience) -> bool:
         """True when every block has arrived."""
+        self._sent_before, self.progress = self.sent, None
         order = ReplicationOrder(
             order=OrderId(self._next_name()), target=self.spec.target.node.node, hashes=self.spec.hashes
         )
@@ -212,7 +236,6 @@ class Transfer:
         finally:
             if not done:
                 await self._cancel_order(order.order)
-                self._sent_before, self.progress = self.sent, None
         return done
 
     def _take_progress(self, progress: ReplicationProgress, patience: Patience) -> None:
@@ -224,6 +247,9 @@ class Transfer:
             self._moved_at = self._clock.now()
         self.progress = progress
         self._lines.record(self.spec.source, self.spec.target, progress)
+        was_informed = before is not None and before.num_missing is not None
+        if progress.num_missing is not None and not was_informed and self._is_heard:
+            self._listener.on_informed(self)
 
     async def _cancel_order(self, order: OrderId) -> None:
         try:
@@ -283,8 +309,12 @@ class Transfer:
         if self.state is state or self.settled:
             return
         self.state = state
-        if not self._detached and not self._released.is_set():
-            self._notify(self)
+        if self._is_heard:
+            self._listener.on_change(self)
+
+    @property
+    def _is_heard(self) -> bool:
+        return not self._detached and not self._released.is_set()
 
     def _next_name(self) -> str:
         self._num_placed += 1
@@ -312,12 +342,12 @@ class TransferDesk:
         """Transfers run in ``tasks`` from now on."""
         self._tasks = tasks
 
-    def place(self, spec: TransferSpec, notify: Callable[[Transfer], None]) -> Transfer:
+    def place(self, spec: TransferSpec, listener: TransferListener) -> Transfer:
         """Starts a transfer."""
         if self._tasks is None:
             raise LocalProtocolError("the transfer desk is not running")
         transfer = Transfer(
-            spec, notify, pool=self._pool, lines=self._lines, clock=self._clock, settings=self._settings
+            spec, listener, pool=self._pool, lines=self._lines, clock=self._clock, settings=self._settings
         )
         self._running.append(transfer)
         self._tasks.create_task(self._run(transfer), name=f"transfer {spec.name}")
