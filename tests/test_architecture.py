@@ -15,7 +15,6 @@ MAX_LINES = 400
 REASONS_TO_BE_LONGER = {
     "protocol/relay.py": "all transitions of a request in one place, with their events and commands",
     "protocol/transfer.py": "both sides of one replication in one place, with their events and commands",
-    "kvnode/memory.py": "a whole node and its peers on plain lists, read as one model of the real thing",
 }
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError|NotImplemented)\b")

@@ -14,8 +14,9 @@ from pdd.core.request import GREEDY, Role, Sampling
 from pdd.core.topology import PolicyTable
 from pdd.core.units import BytesPerSecond, Seconds
 from pdd.engine.scripted import Script, ScriptedEngine, scripted_answer
-from pdd.kvnode.memory import MemoryNetwork, MemoryNode
+from pdd.kvnode.memory import MemoryNode
 from pdd.kvnode.memory_line import MemoryLine
+from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.protocol.relay import Command
 from pdd.router.base import EmittedSpan, RequestReport, Steering, TokenRequest
 from pdd.router.clock import LoopClock

@@ -9,7 +9,7 @@ from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Generation, Role, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
-from pdd.kvnode.memory import MemoryNetwork
+from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.router.pool import Pool, Worker
 from pdd.router.settings import DriverSettings
 from pdd.sim.loop import run
