@@ -10,7 +10,7 @@ from pdd.cli.output import EXIT_FAILURE, print_json
 from pdd.cli.render import open_console
 from pdd.core.request import Role
 from pdd.core.topology import LinkTable, Topology
-from pdd.core.units import Bytes, Seconds
+from pdd.core.units import Bytes, Seconds, bytes_per_second, transfer_time
 
 
 def add_commands(commands: Subparsers) -> None:
@@ -45,7 +45,7 @@ def run_demo(args: argparse.Namespace) -> int:
 
 async def _demo(args: argparse.Namespace) -> int:
     from pdd.cli.client import RouterClient
-    from pdd.cli.demo_play import judge, load_script, play, record
+    from pdd.cli.demo_play import choose_answer_tokens, judge, load_script, measure_pace, play, record
     from pdd.cli.demo_show import DemoStage, QuietStage, introduce, print_results, print_verdict
     from pdd.cli.launch import launched
     from pdd.cli.topology_file import load_topology
@@ -64,7 +64,9 @@ async def _demo(args: argparse.Namespace) -> int:
     introduce(console, model=topology.model, line=line, prompt_tokens=prompt_tokens, kv=kv)
     async with launched(topology, progress) as deployment, RouterClient(deployment.router_url) as client:
         stage = QuietStage(progress) if args.json else DemoStage(console)
-        runs = await play(client, script, model=topology.model, stage=stage)
+        pace = await measure_pace(client, model=topology.model)
+        answer_tokens = choose_answer_tokens(crossing=_crossing(kv, line), pace=pace)
+        runs = await play(client, script, model=topology.model, answer_tokens=answer_tokens, stage=stage)
     round_trip = Seconds(2 * line.delay_s if line else 0.0)
     verdict = judge(runs, round_trip=round_trip, block_tokens=topology.block_tokens)
     if args.json:
@@ -73,6 +75,13 @@ async def _demo(args: argparse.Namespace) -> int:
         print_results(console, runs)
         print_verdict(console, runs, verdict)
     return 0 if runs.exact else EXIT_FAILURE
+
+
+def _crossing(size: Bytes, line: LinkTable | None) -> Seconds:
+    """How long ``size`` takes on the line, if there is one."""
+    if line is None:
+        return Seconds(0.0)
+    return transfer_time(size, bytes_per_second(line.rate_bits_per_s))
 
 
 def _line_to_main(topology: Topology) -> LinkTable | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Protocol
 
@@ -19,10 +19,15 @@ from pdd.cli.measure import (
 from pdd.core.request import Route
 from pdd.core.units import Bytes, Seconds
 
-ANSWER_TOKENS = 318
-"""With the default model the answer then ends with a sentence."""
+FEWEST_ANSWER_TOKENS = 318
+MOST_ANSWER_TOKENS = 1200
+_LEAD = 1.25
+"""How much longer than the line's own time for the KV cache relay decode must have something to say,"""
+_TOKENS_OF_MAIN = 64
+"""and how much is left for main decode at least."""
+_WARM_UP_TOKENS = 24
 SECOND_ANSWER_TOKENS = 64
-_SALT, _OTHER_SALT = "demo", "demo-without-relay"
+_SALT, _OTHER_SALT, _WARM_UP_SALT = "demo", "demo-without-relay", "demo-warm-up"
 
 
 class Asker(Protocol):
@@ -101,7 +106,27 @@ def load_script() -> Script:
     return Script(first_message=first.strip(), second_message=second.strip())
 
 
-async def play(asker: Asker, script: Script, *, model: str, stage: Stage) -> Runs:
+async def measure_pace(asker: Asker, *, model: str) -> Seconds:
+    """The time of one token on this machine, from a short answer; it warms the engines up as well.
+
+    Raises:
+        PddError: the answer was refused or broke off.
+    """
+    hello = Conversation(messages=(ChatMessage(role="user", content="Please count to twenty."),))
+    pins = Pins(cache_salt=_WARM_UP_SALT, route=Route.DIRECT)
+    question = Question(prompt=hello, model=model, max_tokens=_WARM_UP_TOKENS, pins=pins, ignore_eos=True)
+    return measure(await asker.ask(question)).median_gap or Seconds(0.0)
+
+
+def choose_answer_tokens(*, crossing: Seconds, pace: Seconds) -> int:
+    """How long the answers must be so that the KV cache, which crosses in ``crossing``, is there before they end."""
+    if pace <= 0.0:
+        return MOST_ANSWER_TOKENS
+    needed = round(_LEAD * crossing / pace) + _TOKENS_OF_MAIN
+    return min(MOST_ANSWER_TOKENS, max(FEWEST_ANSWER_TOKENS, needed))
+
+
+async def play(asker: Asker, script: Script, *, model: str, answer_tokens: int, stage: Stage) -> Runs:
     """Runs the conversations one after the other. The first one's route is left to the router: it has to see the need.
 
     Raises:
@@ -109,22 +134,32 @@ async def play(asker: Asker, script: Script, *, model: str, stage: Stage) -> Run
     """
     opening = (ChatMessage(role="user", content=script.first_message),)
 
-    async def ask(name: str, messages: tuple[ChatMessage, ...], max_tokens: int, pins: Pins) -> ReceivedAnswer:
-        prompt = Conversation(messages=messages)
-        question = Question(prompt=prompt, model=model, max_tokens=max_tokens, pins=pins)
+    async def ask(name: str, question: Question) -> ReceivedAnswer:
         answer = await asker.ask(question, stage.begin(name))
         stage.end(name, answer)
         return answer
 
-    relay = await ask("relay", opening, ANSWER_TOKENS, Pins(cache_salt=_SALT))
-    direct = await ask("direct", opening, ANSWER_TOKENS, Pins(cache_salt=_OTHER_SALT, route=Route.DIRECT))
+    first = Question(
+        prompt=Conversation(messages=opening),
+        model=model,
+        max_tokens=answer_tokens,
+        pins=Pins(cache_salt=_SALT),
+        ignore_eos=True,
+    )
+    relay = await ask("relay", first)
+    direct = await ask("direct", replace(first, pins=Pins(cache_salt=_OTHER_SALT, route=Route.DIRECT)))
     continued = (
         *opening,
         ChatMessage(role="assistant", content=relay.text),
         ChatMessage(role="user", content=script.second_message),
     )
-    second = await ask("second_turn", continued, SECOND_ANSWER_TOKENS, Pins(cache_salt=_SALT))
-    return Runs(relay=relay, direct=direct, second_turn=second)
+    second = Question(
+        prompt=Conversation(messages=continued),
+        model=model,
+        max_tokens=SECOND_ANSWER_TOKENS,
+        pins=Pins(cache_salt=_SALT),
+    )
+    return Runs(relay=relay, direct=direct, second_turn=await ask("second_turn", second))
 
 
 def judge(runs: Runs, *, round_trip: Seconds, block_tokens: int) -> Verdict:

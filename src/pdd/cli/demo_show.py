@@ -26,11 +26,11 @@ _TITLES = {
     ),
     "direct": (
         "2  Without",
-        "The same prompt in cold caches: after the first token the user waits until the KV cache is across.",
+        "The same prompt in cold caches: the second token waits until the KV cache is across.",
     ),
     "second_turn": (
         "3  A second turn",
-        "The first conversation goes on. Main decode has its KV cache already: only what is new crosses.",
+        "The first conversation goes on. Main decode holds its KV cache: only what is new crosses.",
     ),
 }
 

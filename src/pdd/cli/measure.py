@@ -90,16 +90,56 @@ def bound_handoff(answer: ReceivedAnswer, *, round_trip: Seconds, block_tokens: 
     """What the architecture promises of this answer's hand-off; None if there was none.
 
     Main decode extends the eager tokens that it did not extend before, and at most a block less one of the prompt's tail.
-    The time of a token in that pass is taken from this request's prefill, the fixed part of a pass is one token's time.
+    What a token costs in that pass is taken from the batches that it extended before, or without any from the prefill;
+    the fixed part of a pass is one token's time.
     """
     first_main = _first_position_of_main(answer.spans)
     decode = _median_gap_of(answer.spans, Role.MAIN_DECODE)
-    prefill = _prefill_time(answer)
-    if measure(answer).handoff_gap is None or first_main is None or decode is None or prefill is None:
+    batches = _batches(answer.report.events)
+    per_token = _time_per_extended_token(batches, round_trip) or _time_per_prefilled_token(answer)
+    if measure(answer).handoff_gap is None or first_main is None or decode is None or per_token is None:
         return None
-    num_tokens = first_main - _num_extended(answer.report.events) + block_tokens - 1
-    extend = Seconds(decode + prefill / max(1, answer.report.num_prompt_tokens) * num_tokens)
+    num_tokens = first_main - sum(batch.num_tokens for batch in batches) + block_tokens - 1
+    extend = Seconds(decode + per_token * num_tokens)
     return HandoffBound(round_trip=round_trip, extend=extend, decode=decode, num_tokens=num_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """Tokens that main decode extended while another decoder went on, and how long that took, as the router saw it."""
+
+    num_tokens: int
+    duration: Seconds
+
+
+def _batches(events: Sequence[ReportedEvent]) -> list[_Batch]:
+    batches: list[_Batch] = []
+    begun: tuple[Seconds, int] | None = None
+    num_known = 0
+    for event in events:
+        known = event.fields.get("known")
+        if event.name == "extend_started" and isinstance(known, int):
+            begun = event.at, known
+        elif event.name == "extended" and begun is not None:
+            batches.append(_Batch(num_tokens=begun[1] - num_known, duration=Seconds(event.at - begun[0])))
+            num_known, begun = begun[1], None
+    return batches
+
+
+def _time_per_extended_token(batches: Sequence[_Batch], round_trip: Seconds) -> Seconds | None:
+    """From the largest batch, where what every pass costs counts least."""
+    largest = max(batches, key=lambda batch: batch.num_tokens, default=None)
+    if largest is None or largest.num_tokens < 1:
+        return None
+    return Seconds(max(0.0, largest.duration - round_trip) / largest.num_tokens)
+
+
+def _time_per_prefilled_token(answer: ReceivedAnswer) -> Seconds | None:
+    events = answer.report.events
+    begin, end = first_time(events, "prefill_started"), first_time(events, "first_token")
+    if begin is None or end is None:
+        return None
+    return Seconds((end - begin) / max(1, answer.report.num_prompt_tokens))
 
 
 def _first_position_of_main(spans: Sequence[ReceivedSpan]) -> int | None:
@@ -110,19 +150,6 @@ def _median_gap_of(spans: Sequence[ReceivedSpan], role: Role) -> Seconds | None:
     times = token_times([span for span in spans if span.role is role])
     gaps = [later - earlier for earlier, later in pairwise(times)]
     return Seconds(median(gaps)) if gaps else None
-
-
-def _prefill_time(answer: ReceivedAnswer) -> Seconds | None:
-    events = answer.report.events
-    begin, end = first_time(events, "prefill_started"), first_time(events, "first_token")
-    return None if begin is None or end is None else Seconds(end - begin)
-
-
-def _num_extended(events: Sequence[ReportedEvent]) -> int:
-    """Output tokens whose KV main decode had computed before the final batch."""
-    known = [event.fields.get("known") for event in events if event.name == "extend_started"]
-    counts = [count for count in known[: count_extends(events)] if isinstance(count, int)]
-    return max(counts, default=0)
 
 
 def count_extends(events: Sequence[ReportedEvent]) -> int:

@@ -3,7 +3,17 @@ from __future__ import annotations
 import pytest
 
 from pdd.cli.conversation import Conversation, Question, ReceivedAnswer, SpanListener
-from pdd.cli.demo_play import Runs, judge, load_script, play, record
+from pdd.cli.demo_play import (
+    FEWEST_ANSWER_TOKENS,
+    MOST_ANSWER_TOKENS,
+    Runs,
+    choose_answer_tokens,
+    judge,
+    load_script,
+    measure_pace,
+    play,
+    record,
+)
 from pdd.cli.demo_show import print_results, print_verdict
 from pdd.core.request import Route
 from pdd.core.units import Seconds
@@ -48,7 +58,7 @@ def three_runs(**changes: ReceivedAnswer) -> Runs:
 async def test_the_second_turn_continues_the_first_conversation_in_the_same_caches():
     router, stage = RecordedRouter(relayed(), direct(), second_turn()), SilentStage()
     script = load_script()
-    await play(router, script, model="m", stage=stage)
+    await play(router, script, model="m", answer_tokens=320, stage=stage)
     first, without, second = router.questions
     assert isinstance(second.prompt, Conversation)
     assert [m.role for m in second.prompt.messages] == ["user", "assistant", "user"]
@@ -62,7 +72,7 @@ async def test_the_second_turn_continues_the_first_conversation_in_the_same_cach
 @pytest.mark.anyio
 async def test_only_the_direct_run_has_its_route_pinned():
     router = RecordedRouter(relayed(), direct(), second_turn())
-    await play(router, load_script(), model="m", stage=SilentStage())
+    await play(router, load_script(), model="m", answer_tokens=320, stage=SilentStage())
     assert [question.pins.route for question in router.questions] == [None, Route.DIRECT, None]
     assert router.questions[0].prompt == router.questions[1].prompt
 
@@ -134,3 +144,25 @@ def test_results_and_verdict_fit_a_hundred_columns():
     assert text.count("✓") == 4
     assert text.count("✗") == 1
     assert "0.020 (at most 0.1)" in text
+
+
+@pytest.mark.parametrize(
+    ("crossing", "pace", "tokens"),
+    [
+        (12.0, 0.025, 664),  # 600 tokens are decoded in 15 s, and 64 are left
+        (12.0, 0.1, FEWEST_ANSWER_TOKENS),
+        (0.0, 0.02, FEWEST_ANSWER_TOKENS),
+        (12.0, 0.001, MOST_ANSWER_TOKENS),
+        (12.0, 0.0, MOST_ANSWER_TOKENS),
+    ],
+)
+def test_answers_are_long_enough_for_the_kv_cache_to_arrive(crossing: float, pace: float, tokens: int):
+    assert choose_answer_tokens(crossing=Seconds(crossing), pace=Seconds(pace)) == tokens
+
+
+@pytest.mark.anyio
+async def test_the_pace_is_the_median_gap_of_a_short_direct_answer_in_caches_of_its_own():
+    router = RecordedRouter(direct())
+    assert await measure_pace(router, model="m") == pytest.approx(0.1)
+    assert router.questions[0].pins.route is Route.DIRECT
+    assert router.questions[0].pins.cache_salt not in {None, "demo", "demo-without-relay"}

@@ -57,7 +57,8 @@ def test_the_bound_of_a_hand_off_counts_what_no_earlier_batch_extended():
     # Main decode begins at position 4 and had extended 2 tokens; up to 15 of the prompt's tail come on top.
     assert bound.num_tokens == 4 - 2 + 15
     assert bound.decode == pytest.approx(0.1)
-    assert bound.extend == pytest.approx(0.1 + 2.0 / 600 * 17)
+    # It took 0.08 s to extend those 2, a round trip of 0.03 s included.
+    assert bound.extend == pytest.approx(0.1 + 0.025 * 17)
     assert bound.total == pytest.approx(0.03 + bound.extend + 0.1)
 
 
@@ -67,6 +68,7 @@ def test_a_batch_that_was_never_finished_is_part_of_the_final_one():
     bound = bound_handoff(answer(rows, *events), round_trip=Seconds(0.0), block_tokens=16)
     assert bound is not None
     assert bound.num_tokens == 4 + 15
+    assert bound.extend == pytest.approx(0.1 + 2.0 / 600 * 19)
 
 
 def test_without_a_hand_off_there_is_no_bound():
