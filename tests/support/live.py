@@ -156,7 +156,7 @@ class Live:
         async def everyone_up() -> bool:
             async with self.http.get(f"{self.url}/health") as reply:
                 body = await reply.json()
-            workers = body["workers"].values()
+            workers = body["roles"].values()
             return reply.status == 200 and all(count["up"] == count["configured"] for count in workers)
 
         await until(everyone_up, "a healthy router")

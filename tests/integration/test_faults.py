@@ -1,0 +1,268 @@
+"""Roles die, lines break and clients leave in the middle of answers from real processes; the answer stays the right one.
+
+The line is slow enough for a prompt's KV to take a second and a half, and main decode extends slowly, so that there is
+time to break something while relay decode runs, while main decode catches up, and while it decodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+
+import msgspec
+import pytest
+
+from pdd.cli.conversation import Question, ReceivedAnswer, ReceivedSpan
+from pdd.cli.supervisor import Timing
+from pdd.core.errors import PddError
+from pdd.core.request import Role
+from pdd.core.topology import Topology
+from pdd.core.units import Seconds
+from pdd.transport.emulate_control import Cut, CutKind, Restore, Stall
+from tests.support.live import (
+    QUICK_RESTARTS,
+    Live,
+    live,
+    packaged_topology,
+    question_of,
+    right_answer,
+    token_prompt,
+    until,
+    with_policy,
+)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.processes, pytest.mark.timeout(150)]
+
+PROMPT_TOKENS = 3000
+ANSWER_TOKENS = 200
+SLOW_RESTARTS = Timing(first_pause=Seconds(4.0), longest_pause=Seconds(4.0))
+ROLES = ("MD", "RLD", "P", "node-md", "node-rld", "node-p", "wan")
+
+
+def slow_scripted() -> Topology:
+    topology = packaged_topology(
+        "scripted",
+        rate=1_000_000,
+        P={"prefill_tokens_per_s": 6000.0},
+        RLD={"prefill_tokens_per_s": 20_000.0},
+        MD={"prefill_tokens_per_s": 300.0},
+    )
+    return with_policy(topology, relay_threshold_s=Seconds(0.5), catch_up_threshold_tokens=32)
+
+
+def relayed_question(topology: Topology, salt: str) -> Question:
+    return question_of(topology, token_prompt(PROMPT_TOKENS), ANSWER_TOKENS, salt=salt)
+
+
+def counts(answer: ReceivedAnswer) -> dict[str, int]:
+    return {role.value: count for role, count in answer.report.tokens_by_role.items()}
+
+
+def check_exact(answer: ReceivedAnswer, question: Question, context: str = "") -> None:
+    assert answer.token_ids == right_answer(question), f"{context}: another answer; tokens by role: {counts(answer)}"
+    assert answer.finish_reason == "length"
+
+
+async def check_relays(deployment: Live, salt: str) -> None:
+    """A new request is answered the whole way round."""
+    question = relayed_question(deployment.topology, salt)
+    answer = await deployment.ask(question)
+    check_exact(answer, question, "after recovery")
+    by_role = counts(answer)
+    assert all(by_role.get(role.value, 0) >= 1 for role in Role), f"not relayed: {by_role}"
+
+
+def decoded_by(role: Role, num_tokens: int):
+    """Holds from the ``num_tokens``-th token of ``role`` on."""
+    seen = [0]
+
+    def holds(span: ReceivedSpan) -> bool:
+        seen[0] += len(span.token_ids) if span.role is role else 0
+        return seen[0] >= num_tokens
+
+    return holds
+
+
+async def ask_killing(deployment: Live, question: Question, phase: str, victim: str) -> ReceivedAnswer:
+    """Asks; the victim is killed in ``phase`` of the answer."""
+
+    async def while_main_catches_up() -> None:
+        await until(lambda: is_extending(deployment), "main decode extends while relay decode goes on")
+        deployment.kill(victim)
+
+    match phase:
+        case "relay decode":
+            return await deployment.ask_and(
+                question, decoded_by(Role.RELAY_DECODE, 10), lambda: deployment.kill(victim)
+            )
+        case "catch-up":
+            return await deployment.ask_and(question, decoded_by(Role.RELAY_DECODE, 10), while_main_catches_up)
+        case "main decode":
+            return await deployment.ask_and(question, decoded_by(Role.MAIN_DECODE, 5), lambda: deployment.kill(victim))
+        case _:
+            raise AssertionError(phase)
+
+
+async def is_extending(deployment: Live) -> bool:
+    return await deployment.running("MD") > 0
+
+
+@pytest.mark.parametrize("victim", ROLES)
+async def test_a_role_killed_in_any_phase_of_an_answer_costs_no_token_and_comes_back(victim: str):
+    async with live(slow_scripted(), timing=QUICK_RESTARTS) as deployment:
+        for number, phase in enumerate(("relay decode", "catch-up", "main decode"), start=1):
+            question = relayed_question(deployment.topology, f"{victim} {phase}")
+            async with asyncio.timeout(45):
+                answer = await ask_killing(deployment, question, phase, victim)
+            check_exact(answer, question, f"{victim} killed during {phase}")
+            await deployment.until_back(victim, restarts=number)
+            await deployment.until_healthy()
+            await deployment.until_clean()
+        await check_relays(deployment, "afterwards")
+        await deployment.until_clean()
+        assert sum(role.restarts for role in deployment.deployment.roles) == 3
+
+
+async def test_prefill_lost_before_the_first_token_is_503_and_served_again_when_it_is_back():
+    topology = packaged_topology("scripted", P={"prefill_tokens_per_s": 1500.0})
+    question = question_of(topology, token_prompt(PROMPT_TOKENS), 20, salt="lost")
+    body = {"model": "scripted", "prompt": list(question.prompt.token_ids), "max_tokens": 20, "ignore_eos": True}
+    async with live(topology, timing=QUICK_RESTARTS) as deployment:
+
+        async def kill_when_it_runs() -> None:
+            await until(lambda: is_prefilling(deployment), "prefill runs")
+            deployment.kill("P")
+
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            group.create_task(kill_when_it_runs())
+            async with deployment.http.post(f"{deployment.url}/v1/completions", json=body) as reply:
+                error = (await reply.json())["error"]
+        assert reply.status == 503, error
+        assert int(reply.headers["Retry-After"]) >= 1
+        assert error["message"]
+        await deployment.until_back("P")
+        await deployment.until_healthy()
+        check_exact(await deployment.ask(question), question)
+        await deployment.until_clean()
+
+
+async def is_prefilling(deployment: Live) -> bool:
+    return await deployment.running("P") > 0
+
+
+async def test_another_prefill_worker_takes_over_before_the_first_token():
+    topology = packaged_topology("scripted", P={"prefill_tokens_per_s": 1500.0})
+    spare = msgspec.structs.replace(topology.engine("P"), name="P2")
+    topology = msgspec.structs.replace(topology, engines=(*topology.engines, spare))
+    question = question_of(topology, token_prompt(PROMPT_TOKENS), 20, salt="two")
+    async with live(topology, timing=QUICK_RESTARTS) as deployment, asyncio.TaskGroup() as group:
+        asking = group.create_task(deployment.ask(question))
+        await until(lambda: is_prefilling(deployment), "prefill runs")
+        deployment.kill("P")
+        answer = await asking
+        check_exact(answer, question)
+        assert answer.spans[0].worker == "P2"
+        await deployment.until_back("P")
+        await deployment.until_clean()
+
+
+@pytest.mark.parametrize("kind", CutKind)
+async def test_a_line_cut_in_mid_transfer_costs_no_token_and_the_next_answer_relays_again(kind: CutKind):
+    async with live(slow_scripted(), timing=QUICK_RESTARTS) as deployment:
+        question = relayed_question(deployment.topology, f"cut {kind}")
+
+        async def cut_and_restore() -> None:
+            await deployment.link(Cut(kind=kind))
+            await asyncio.sleep(2.5)  # how long the line is down
+            await deployment.link(Restore())
+
+        async with asyncio.timeout(60):
+            answer = await deployment.ask_and(question, decoded_by(Role.RELAY_DECODE, 10), cut_and_restore)
+        check_exact(answer, question)
+        await deployment.until_healthy()
+        await check_relays(deployment, "afterwards")
+        await deployment.until_clean()
+
+
+async def test_a_line_that_stays_cut_leaves_the_answer_to_relay_decode():
+    async with live(slow_scripted(), timing=QUICK_RESTARTS) as deployment:
+        question = relayed_question(deployment.topology, "cut for good")
+
+        async def cut() -> None:
+            await deployment.link(Cut(kind=CutKind.DROP))
+
+        async with asyncio.timeout(60):
+            answer = await deployment.ask_and(question, decoded_by(Role.RELAY_DECODE, 10), cut)
+        check_exact(answer, question)
+        assert "main_decode" not in counts(answer)
+        await deployment.link(Restore())
+        await deployment.until_healthy()
+        await check_relays(deployment, "afterwards")
+        await deployment.until_clean()
+
+
+async def test_a_stalled_line_is_waited_for_while_relay_decode_goes_on():
+    async with live(slow_scripted()) as deployment:
+        question = relayed_question(deployment.topology, "stall")
+
+        async def stall() -> None:
+            await deployment.link(Stall(seconds=Seconds(1.0)))
+
+        async with asyncio.timeout(60):
+            answer = await deployment.ask_and(question, decoded_by(Role.RELAY_DECODE, 10), stall)
+        check_exact(answer, question)
+        assert counts(answer)["relay_decode"] > 100  # 50 a second, through the stall and the rest of the transfer
+        assert counts(answer)["main_decode"] >= 1
+        await deployment.until_clean()
+
+
+@pytest.mark.parametrize("missing", ["P", "MD"])
+async def test_without_a_needed_worker_there_is_503_at_once_and_service_when_it_is_back(missing: str):
+    topology = packaged_topology("scripted")
+    question = question_of(topology, token_prompt(50), 20, salt="missing")
+    body = {"model": "scripted", "prompt": list(question.prompt.token_ids), "max_tokens": 20}
+    async with live(topology, timing=SLOW_RESTARTS) as deployment:
+        deployment.kill(missing)
+        await until(lambda: is_unhealthy(deployment), "the router notices")
+        async with asyncio.timeout(2.0), deployment.http.post(f"{deployment.url}/v1/completions", json=body) as reply:
+            error = (await reply.json())["error"]
+        assert reply.status == 503
+        assert int(reply.headers["Retry-After"]) >= 1
+        assert "no " in error["message"]
+        assert "worker is up" in error["message"]
+        await deployment.until_back(missing)
+        await deployment.until_healthy()
+        check_exact(await deployment.ask(question), question)
+        assert deployment.role("router").restarts == 0
+        await deployment.until_clean()
+
+
+async def is_unhealthy(deployment: Live) -> bool:
+    return await deployment.health() == 503
+
+
+async def test_clients_that_leave_at_random_moments_leave_engines_idle_within_a_second():
+    chance = random.Random(7)
+    async with live(slow_scripted()) as deployment:
+        for number in range(4):
+            questions = [relayed_question(deployment.topology, f"leaver {number} {index}") for index in range(4)]
+            async with asyncio.TaskGroup() as group:
+                for question in questions:
+                    group.create_task(ask_and_leave(deployment, question, chance.uniform(0.05, 2.5)))
+            left = asyncio.get_running_loop().time()
+            await until(lambda: are_idle(deployment), "idle engines", seconds=5.0)
+            assert asyncio.get_running_loop().time() - left < 1.0
+        await deployment.until_clean(seconds=5.0)
+        await check_relays(deployment, "afterwards")
+        await deployment.until_clean()
+
+
+async def ask_and_leave(deployment: Live, question: Question, after: float) -> None:
+    with suppress(TimeoutError, PddError):
+        async with asyncio.timeout(after):
+            await deployment.ask(question)
+
+
+async def are_idle(deployment: Live) -> bool:
+    return not any([await deployment.running(engine.name) for engine in deployment.topology.engines])
