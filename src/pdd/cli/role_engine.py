@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from typing import assert_never
 
 from pdd.cli.role import RoleContext
@@ -22,23 +23,31 @@ from pdd.engine.server import serve_engine
 _NODE_TIMEOUT = Seconds(2.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RunningEngine:
+    """``until_failed`` raises when the engine can't serve any more: the process ends then, and is started again."""
+
+    engine: EngineClient
+    until_failed: Callable[[], Awaitable[object]]
+
+
 async def main(context: RoleContext) -> None:
     """Runs the engine named ``context.name``."""
     table = context.topology.engine(context.name)
     model = find_model(context.topology.model)
     kv_format = model.kv_format(block_tokens_of(context.topology, context.topology.node(table.node)))
-    async with _engine(context, table, model, kv_format) as engine:
+    async with _engine(context, table, model, kv_format) as running:
         try:
-            async with serve_engine(engine, host=table.host, port=table.port, vocab_size=model.vocab_size):
+            async with serve_engine(running.engine, host=table.host, port=table.port, vocab_size=model.vocab_size):
                 context.on_ready()
-                await asyncio.Event().wait()
+                await running.until_failed()
         except OSError as error:
             raise ConfigError(f"engine {table.name!r}: can't listen on {table.host}:{table.port}: {error}") from error
 
 
 def _engine(
     context: RoleContext, table: EngineTable, model: ModelEntry, kv_format: KvFormat
-) -> AbstractAsyncContextManager[EngineClient]:
+) -> AbstractAsyncContextManager[_RunningEngine]:
     match table.kind:
         case EngineKind.SCRIPTED:
             return _scripted(context, table, model, kv_format)
@@ -51,7 +60,7 @@ def _engine(
 @asynccontextmanager
 async def _scripted(
     context: RoleContext, table: EngineTable, model: ModelEntry, kv_format: KvFormat
-) -> AsyncGenerator[EngineClient]:
+) -> AsyncGenerator[_RunningEngine]:
     from pdd.engine.scripted import Script, ScriptedEngine
     from pdd.kvnode.local import LocalNode
 
@@ -72,7 +81,7 @@ async def _scripted(
         connect_store=lambda: LocalNode.connect(socket, kv_format, owner=table.name, timeout=_NODE_TIMEOUT),
     )
     try:
-        yield engine
+        yield _RunningEngine(engine=engine, until_failed=asyncio.Event().wait)
     finally:
         engine.close()
 
@@ -80,7 +89,7 @@ async def _scripted(
 @asynccontextmanager
 async def _embedded(
     context: RoleContext, table: EngineTable, model: ModelEntry, kv_format: KvFormat
-) -> AsyncGenerator[EngineClient]:
+) -> AsyncGenerator[_RunningEngine]:
     from pdd.engine.embedded.environment import TORCH_ENVIRONMENT
 
     # Before torch is imported, or it is too late; what the user has set stays.
@@ -104,4 +113,4 @@ async def _embedded(
         return LocalNode.connect(socket, kv_format, owner=table.name, timeout=_NODE_TIMEOUT)
 
     async with open_embedded_engine(settings, connect_store) as engine:
-        yield engine
+        yield _RunningEngine(engine=engine, until_failed=engine.wait_until_failed)

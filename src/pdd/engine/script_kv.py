@@ -12,7 +12,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,55 +21,13 @@ from pdd.core.blocks import BlockHash
 from pdd.core.errors import CapacityExhausted, NodeFailed, RemoteProtocolError
 from pdd.core.kv_format import KvFormat
 from pdd.core.units import Bytes, Seconds
+from pdd.engine.block_store import BlockStore, ConnectStore
 
 _logger = logging.getLogger(__name__)
 _FIRST_BACKOFF = Seconds(0.1)
 _LAST_BACKOFF = Seconds(5.0)
 _BATCH_BLOCKS = 16
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-
-
-class HeldBlocks(Protocol):
-    """A lease: these slots hold the first blocks that were asked for, and stay as they are until it is released."""
-
-    @property
-    def slots(self) -> Sequence[int]: ...
-
-
-class OpenSlot(Protocol):
-    """A slot that is being written: nobody else sees it before it is committed."""
-
-    @property
-    def hash(self) -> BlockHash: ...
-    @property
-    def slot(self) -> int: ...
-
-
-LeaseT = TypeVar("LeaseT", bound=HeldBlocks)
-SlotT = TypeVar("SlotT", bound=OpenSlot)
-
-
-class BlockStore(Protocol[LeaseT, SlotT]):
-    """What an engine needs of its local KV node. Every call is short and raises NodeFailed once the node is gone."""
-
-    def lease(self, hashes: Sequence[BlockHash], /) -> LeaseT:
-        """Leases the longest prefix of ``hashes`` that is held."""
-        ...
-
-    def release(self, lease: LeaseT, /) -> None: ...
-
-    def begin_write(self, hashes: Sequence[BlockHash], /) -> tuple[SlotT, ...]:
-        """Slots for those of ``hashes`` that are neither held nor being written; fewer, or CapacityExhausted, when full."""
-        ...
-
-    def commit(self, slots: Sequence[SlotT], /) -> None: ...
-    def abort(self, slots: Sequence[SlotT], /) -> None: ...
-    def view(self, slot: int, /) -> memoryview: ...
-    def close(self) -> None: ...
-
-
-ConnectStore = Callable[[], BlockStore[Any, Any]]
-"""Opens a store. Raises NodeFailed when the node isn't up; any other error is final."""
 
 
 def block_payload(block: BlockHash, num_bytes: Bytes) -> npt.NDArray[np.uint8]:

@@ -24,7 +24,8 @@ from pdd.core.kv_format import KvFormat
 from pdd.core.request import FinishReason, Generation, Sampling, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
-from pdd.engine.script_kv import ConnectStore, ScriptKv
+from pdd.engine.block_store import ConnectStore
+from pdd.engine.script_kv import ScriptKv
 
 DEFAULT_VOCAB_SIZE = 49152
 _RETRY_AFTER = Seconds(1.0)

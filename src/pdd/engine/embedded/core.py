@@ -16,10 +16,11 @@ from torch import Tensor
 from pdd.core.ids import TokenId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import FinishReason, Generation
+from pdd.engine.block_store import ConnectStore
 from pdd.engine.catalog import ModelEntry
 from pdd.engine.embedded.block_pool import BlockPool, BlockPoolStats
 from pdd.engine.embedded.cache_space import CacheSpaceOfSequences
-from pdd.engine.embedded.exchange import ConnectStore, NodeExchange
+from pdd.engine.embedded.exchange import NodeExchange
 from pdd.engine.embedded.model import LlamaModel, StepInput
 from pdd.engine.embedded.paged_cache import PagedCache
 from pdd.engine.embedded.sequence import EngineSequence

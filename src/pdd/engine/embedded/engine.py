@@ -23,10 +23,10 @@ from pdd.core.ids import WorkerId
 from pdd.core.request import Generation, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
+from pdd.engine.block_store import ConnectStore
 from pdd.engine.catalog import ModelEntry, NoWeights
 from pdd.engine.embedded.compute_thread import ComputeThread
 from pdd.engine.embedded.core import CoreSettings, CoreStats, DrawnToken, EngineCore, load_model
-from pdd.engine.embedded.exchange import ConnectStore
 from pdd.engine.embedded.linear import MAX_STEP_ROWS
 from pdd.engine.embedded.self_test import check_exactness
 from pdd.engine.embedded.sequence import EngineSequence

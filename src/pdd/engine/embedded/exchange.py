@@ -12,65 +12,17 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from pdd.core.blocks import BlockHash
 from pdd.core.errors import CapacityExhausted, Incompatible, NodeFailed, ProtocolError
 from pdd.core.units import Seconds
+from pdd.engine.block_store import BlockStore, ConnectStore, OpenSlot
 
 _log = logging.getLogger(__name__)
 
 _BATCH_BLOCKS = 16  # so that the node's replication begins before a long export is over
 _PAUSE_PER_STALL = 10.0  # a node that hangs is left alone so long that it takes at most a tenth of the engine's time
-
-
-class HeldBlocks(Protocol):
-    """A lease: its ``slots`` hold the first of the blocks asked for, in order, and stay as they are until it is released."""
-
-    @property
-    def slots(self) -> Sequence[int]: ...
-
-
-class OpenSlot(Protocol):
-    """A slot to be filled with the block named ``hash``; invisible to others before it is committed."""
-
-    @property
-    def hash(self) -> BlockHash: ...
-
-    @property
-    def slot(self) -> int: ...
-
-
-_LeaseT = TypeVar("_LeaseT", bound=HeldBlocks)
-_SlotT = TypeVar("_SlotT", bound=OpenSlot)
-
-
-class BlockStore(Protocol[_LeaseT, _SlotT]):
-    """What the engine uses of ``kvnode.local.LocalNode``. Any method may raise NodeFailed; then the store is closed and dropped."""
-
-    def lease(self, hashes: Sequence[BlockHash], /) -> _LeaseT:
-        """Leases the longest prefix of ``hashes`` that is held."""
-        ...
-
-    def release(self, lease: _LeaseT, /) -> None: ...
-
-    def begin_write(self, hashes: Sequence[BlockHash], /) -> tuple[_SlotT, ...]:
-        """Slots for those of ``hashes`` that are neither held nor being written; fewer, or CapacityExhausted, when full."""
-        ...
-
-    def commit(self, slots: Sequence[_SlotT], /) -> None: ...
-
-    def abort(self, slots: Sequence[_SlotT], /) -> None: ...
-
-    def view(self, slot: int, /) -> memoryview:
-        """The slot's bytes, ``block_bytes`` long, in the mapped arena."""
-        ...
-
-    def close(self) -> None: ...
-
-
-ConnectStore = Callable[[], BlockStore[Any, Any]]
-"""Opens a store. Raises NodeFailed when the node is not up, Incompatible when it never will do."""
 
 
 class BlockBytes(Protocol):
