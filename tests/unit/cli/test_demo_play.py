@@ -134,15 +134,16 @@ def test_the_record_has_three_runs_and_every_check():
     assert made["checks"]["second_token_gap_ratio"]["bound"] == 0.1
 
 
-def test_results_and_verdict_fit_a_hundred_columns():
+@pytest.mark.parametrize(("without", "kept", "broken"), [(direct(), 5, 0), (direct(" KV?"), 4, 1)])
+def test_results_and_verdict_fit_a_hundred_columns(without: ReceivedAnswer, kept: int, broken: int):
     console, buffer = printed()
-    runs = three_runs()
+    runs = three_runs(direct=without)
     print_results(console, runs)
     print_verdict(console, runs, judge(runs, round_trip=Seconds(0.03), block_tokens=16))
     text = buffer.getvalue()
     assert max(map(len, text.splitlines())) <= 100
-    assert text.count("✓") == 4
-    assert text.count("✗") == 1
+    assert (text.count("✓"), text.count("✗")) == (kept, broken)
+    assert ("NOT the same text" in text) == bool(broken)
     assert "0.020 (at most 0.1)" in text
 
 
