@@ -47,10 +47,10 @@ def introduce(console: Console, *, model: str, line: LinkTable | None, prompt_to
     top.append(f"── {wan} ".ljust(42, "─") + "► ").append("[MD]", style=f"{main.style} reverse")
     console.print(top.append(f" {main.name}", style=main.style))
     low = Text("   └─ KV cache ─► ").append("[RLD]", style=f"{relay.style} reverse")
-    low.append(f" {relay.name} ", style=relay.style).append("─ token IDs ".ljust(20, "─") + "►─┘")
+    low.append(f" {relay.name} ", style=relay.style).append("─ token IDs ".ljust(23, "─") + "┘")
     console.print(low)
     console.print()
-    console.print(f"  {model}, a prompt of {prompt_tokens} tokens: {format_bytes(kv)} of KV cache", _crossing(kv, line))
+    console.print(f"  {model}, a prompt of {prompt_tokens} tokens: {format_bytes(kv)} of KV cache{_crossing(kv, line)}")
     console.print()
 
 
@@ -62,7 +62,7 @@ def _crossing(kv: Bytes, line: LinkTable | None) -> str:
     if line is None:
         return ""
     seconds = Seconds(kv * BITS_PER_BYTE / line.rate_bits_per_s)
-    return f"- {format_seconds(seconds)} on this line"
+    return f", {seconds:.1f} s on this line"
 
 
 class DemoStage:
