@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import shutil
 import socket
@@ -251,7 +252,7 @@ async def check_bodies(deployment: Live) -> None:
             status, error = await post_bytes(deployment, path, body)
             assert (status, error["type"]) == (400, "invalid_request_error"), body
             assert error["message"]
-    status, error = await post_bytes(deployment, "/v1/completions", b" " * (9 * 1024 * 1024))
+    status, error = await post_bytes(deployment, "/v1/completions", io.BytesIO(b" " * (9 * 1024 * 1024)))
     assert status == 413
     assert str(8 * 1024 * 1024) in error["message"]
     status, error = await post_bytes(deployment, "/v1/embeddings", b"{}")
@@ -262,7 +263,7 @@ async def check_bodies(deployment: Live) -> None:
         assert (await reply.json())["error"]["type"] == "invalid_request_error"
 
 
-async def post_bytes(deployment: Live, path: str, body: bytes) -> tuple[int, dict]:
+async def post_bytes(deployment: Live, path: str, body: bytes | io.BytesIO) -> tuple[int, dict]:
     timeout = aiohttp.ClientTimeout(total=5)
     headers = {"Content-Type": "application/json"}
     async with deployment.http.post(deployment.url + path, data=body, headers=headers, timeout=timeout) as reply:
