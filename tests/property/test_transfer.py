@@ -12,26 +12,34 @@ from pdd.protocol.transfer import OrderKey
 from tests.support.transfer_world import ENGINE, TransferWorld
 
 HASHES = tuple(BlockHash(bytes([n]) * 32) for n in range(8))
-blocks = st.lists(st.sampled_from(HASHES), max_size=6).map(tuple)
+blocks = st.lists(st.sampled_from(HASHES), min_size=1, max_size=6).map(tuple)
 names = st.sampled_from(["s", "t"])
+one_in_four = st.integers(0, 3)
+turn = st.tuples(names, st.sampled_from(["send", "send", "damage", "target", "target", "source", "source"]))
+turns = st.lists(turn, min_size=2, max_size=10)
 
 
 class TransferMachine(RuleBasedStateMachine):
     """Orders come and go, blocks appear, lines break, the target restarts, payloads are damaged, room is short."""
 
-    @initialize(target_capacity=st.integers(2, 8), window=st.integers(1, 3))
-    def start(self, target_capacity: int, window: int) -> None:
-        self.world = TransferWorld(source_capacity=16, target_capacity=target_capacity, window_blocks=window)
+    @initialize(source_capacity=st.integers(2, 8), target_capacity=st.integers(2, 8), window=st.integers(1, 3))
+    def start(self, source_capacity: int, target_capacity: int, window: int) -> None:
+        self.world = TransferWorld(
+            source_capacity=source_capacity, target_capacity=target_capacity, window_blocks=window
+        )
         self.num_orders = 0
         self.standing: dict[tuple[str, str], tuple[BlockHash, ...]] = {}
         self.writing: list[tuple[BlockHash, object]] = []
+        for name in self.world.sources:
+            self.world.connect(name)
 
-    @rule(name=names, chain=blocks)
-    def an_order_is_placed(self, name: str, chain: tuple[BlockHash, ...]) -> None:
+    @rule(name=names, chain=blocks, then=turns)
+    def an_order_is_placed(self, name: str, chain: tuple[BlockHash, ...], then: list[tuple[str, str]]) -> None:
         self.num_orders += 1
         key = f"order-{self.num_orders}"
         self.standing[name, key] = chain
         self.world.place(name, key, chain)
+        self.let_flow(then)
 
     @rule(data=st.data())
     def an_order_is_cancelled(self, data: st.DataObject) -> None:
@@ -40,34 +48,49 @@ class TransferMachine(RuleBasedStateMachine):
             del self.standing[name, key]
             self.world.cancel(name, key)
 
-    @rule(name=names, chain=blocks)
-    def blocks_appear(self, name: str, chain: tuple[BlockHash, ...]) -> None:
+    @rule(name=names, chain=blocks, then=turns)
+    def blocks_appear(self, name: str, chain: tuple[BlockHash, ...], then: list[tuple[str, str]]) -> None:
         self.world.write(name, chain)
+        self.let_flow(then)
 
     @rule(name=names)
     def a_line_opens(self, name: str) -> None:
         self.world.connect(name)
 
-    @rule(name=names)
-    def a_line_breaks(self, name: str) -> None:
-        self.world.disconnect(name)
+    @rule(name=names, chance=one_in_four)
+    def a_line_breaks(self, name: str, chance: int) -> None:
+        if chance == 0:
+            self.world.disconnect(name)
 
-    @rule()
-    def the_target_restarts(self) -> None:
-        self.world.restart_target()
-        self.writing.clear()
+    @rule(chance=one_in_four)
+    def the_target_restarts(self, chance: int) -> None:
+        if chance == 0:
+            self.world.restart_target()
+            self.writing.clear()
 
     @rule(name=names, is_damaged=st.sampled_from([False, False, False, True]))
     def a_block_is_sent(self, name: str, is_damaged: bool) -> None:
         self.world.send_block(name, is_damaged=is_damaged)
 
-    @rule(name=names)
-    def the_target_takes_a_step(self, name: str) -> None:
-        self.world.step_target(name)
+    @rule(then=turns)
+    def traffic_flows(self, then: list[tuple[str, str]]) -> None:
+        self.let_flow(then)
+
+    def let_flow(self, then: list[tuple[str, str]]) -> None:
+        for name, what in then:
+            match what:
+                case "target":
+                    self.world.step_target(name)
+                case "source":
+                    self.world.step_source(name)
+                case _:
+                    self.world.send_block(name, is_damaged=what == "damage")
+            self.world.check_integrity()
 
     @rule(name=names)
-    def the_source_takes_a_step(self, name: str) -> None:
-        self.world.step_source(name)
+    def one_side_catches_up(self, name: str) -> None:
+        while self.world.step_target(name) or self.world.step_source(name):
+            self.world.check_integrity()
 
     @rule()
     def the_loop_turns(self) -> None:
@@ -117,12 +140,15 @@ class TransferMachine(RuleBasedStateMachine):
         world.target.release_owner(Owner("watch"))
         for name in world.sources:
             world.connect(name)
-            world.write(name, HASHES)
+        for block in HASHES:
+            for name in world.sources:
+                world.run_until_quiet()
+                world.write(name, (block,))
         world.run_until_quiet()
         for name, key in self.standing:
             source = world.sources[name]
             assert OrderKey(key) in source.ended, f"{key} never ended"
-            assert source.ended[OrderKey(key)] is None or source.num_damaged >= 3
+            assert source.ended[OrderKey(key)] is None or source.num_damaged >= 3 or source.num_refused > 0
         for source in world.sources.values():
             assert source.transfer.num_orders == 0
             assert source.transfer.backlog == 0
@@ -135,7 +161,7 @@ class TransferMachine(RuleBasedStateMachine):
 
 
 TestTransfer = TransferMachine.TestCase
-TestTransfer.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestTransfer.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 
 steps = st.lists(st.tuples(st.integers(0, 5), names, st.integers(0, len(HASHES) - 1)), max_size=120)
 

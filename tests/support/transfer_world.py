@@ -41,6 +41,7 @@ class Source:
     standings: dict[OrderKey, Standing] = field(default_factory=dict["OrderKey", "Standing"])
     ended: dict[OrderKey, str | None] = field(default_factory=dict["OrderKey", "str | None"])
     num_damaged: int = 0
+    num_refused: int = 0
 
 
 class TransferWorld:
@@ -78,6 +79,7 @@ class TransferWorld:
         for write in allocation.writes:
             source.index.commit(ENGINE, write)
             source.transfer.block_held(write.hash)
+        source.num_refused += len(allocation.refused)
         for block in allocation.refused:
             source.transfer.block_refused(block)
         self.carry_out(source)
