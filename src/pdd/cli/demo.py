@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 
 from pdd.cli.options import Subparsers, add_json
 from pdd.cli.output import EXIT_FAILURE, print_json
@@ -40,7 +39,9 @@ def run_demo(args: argparse.Namespace) -> int:
     Raises:
         PddError: the deployment could not be started, or an answer was refused or broke off.
     """
-    return asyncio.run(_demo(args))
+    from pdd.cli.launch import run_to_the_end
+
+    return run_to_the_end(_demo(args))
 
 
 async def _demo(args: argparse.Namespace) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import socket
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
@@ -22,6 +23,22 @@ from pdd.core.topology import Topology
 from pdd.core.units import Seconds
 
 _READY_WITHIN = Seconds(120.0)
+_EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+def run_to_the_end(command: Coroutine[None, None, int]) -> int:
+    """Runs a command that launches something; SIGTERM ends it as orderly as Ctrl-C does. Returns its exit code."""
+    try:
+        return asyncio.run(_cancelled_by_sigterm(command))
+    except asyncio.CancelledError:
+        return _EXIT_TERMINATED
+
+
+async def _cancelled_by_sigterm(command: Coroutine[None, None, int]) -> int:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(command)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return task.result()
 
 
 def unshaped(topology: Topology) -> Topology:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pdd.cli.deployment import Deployment
 
 _MAX_PROMPTS = 10_000
+_ANSWERS_PER_LINE = 14
 
 
 def add_commands(commands: Subparsers) -> None:
@@ -63,7 +64,9 @@ def run_verify(args: argparse.Namespace) -> int:
         raise ConfigError(f"--prompts {args.prompts}: it must be from 1 to {_MAX_PROMPTS}")
     if args.seed < 0:
         raise ConfigError(f"--seed {args.seed}: it must be 0 or more")
-    return asyncio.run(_verify(args))
+    from pdd.cli.launch import run_to_the_end
+
+    return run_to_the_end(_verify(args))
 
 
 async def _verify(args: argparse.Namespace) -> int:
@@ -95,16 +98,30 @@ async def _run(deployment: Deployment, prompts: Sequence[Prompt], seed: int, pro
 
     main = deployment.topology.engines_of(Role.MAIN_DECODE)[0]
     engine = HttpEngineClient(main.name, Address(host=main.host, port=main.port))
-    bar = Progress(
-        TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=progress
-    )
     async with engine, RouterClient(deployment.router_url) as router:
         setup = Setup(
             router=router, unbroken=engine, model=deployment.topology.model, seed=seed, salt=secrets.token_hex(8)
         )
-        with bar:
-            task = bar.add_task("answers", total=count_jobs(len(prompts)))
-            return await run_trials(setup, prompts, on_done=lambda: bar.advance(task))
+        with _counting(progress, total=count_jobs(len(prompts))) as on_done:
+            return await run_trials(setup, prompts, on_done=on_done)
+
+
+@contextmanager
+def _counting(console: Console, *, total: int) -> Generator[Callable[[], None]]:
+    """Counts answers: a bar for those who watch, now and then a line for a log."""
+    bar = Progress(
+        TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+    task = bar.add_task("answers", total=total)
+
+    def advance() -> None:
+        bar.advance(task)
+        done = int(bar.tasks[task].completed)
+        if not console.is_terminal and done % _ANSWERS_PER_LINE == 0:
+            console.print(f"  {done} of {total} answers after {bar.tasks[task].elapsed or 0.0:.0f} s")
+
+    with bar if console.is_terminal else nullcontext():
+        yield advance
 
 
 def _record(prompts: Sequence[Prompt], outcomes: Sequence[Outcome], seconds: float) -> dict[str, object]:
