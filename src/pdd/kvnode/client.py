@@ -182,7 +182,11 @@ class TcpNodeClient:
         assert self._task is not None
         assert self._tasks is not None
         self._task.cancel()
-        await self._tasks.__aexit__(kind, error, trace)
+        if kind is not None and issubclass(kind, asyncio.CancelledError):
+            await self._tasks.__aexit__(kind, error, trace)
+        else:
+            # The group must not wrap what the body raised: callers look for our errors, not for groups of them.
+            await self._tasks.__aexit__(None, None, None)
 
     async def run(self) -> None:
         """Keeps a connection to the node until cancelled."""
@@ -199,10 +203,10 @@ class TcpNodeClient:
         try:
             connection = await self._connect()
         except (ConnectionLost, RemoteProtocolError) as error:
-            self._end_session(_Failure(ErrorKind.NODE_FAILED, f"node {self._node!r} is not available: {error}"))
+            self._lose_session(_Failure(ErrorKind.NODE_FAILED, f"node {self._node!r} is not available: {error}"))
             return self._settings.retry_delay
         except Incompatible as error:
-            self._end_session(_Failure(ErrorKind.INCOMPATIBLE, str(error)))
+            self._lose_session(_Failure(ErrorKind.INCOMPATIBLE, str(error)))
             return self._settings.incompatible_retry_delay
         finally:
             self._attempted.set()
@@ -231,9 +235,12 @@ class TcpNodeClient:
         self._session, self._instance = _Session(), welcome.instance
         logger.info("node connected", extra={"node": self._node, "instance": welcome.instance})
 
-    def _end_session(self, failure: _Failure) -> None:
+    def _lose_session(self, failure: _Failure) -> None:
         if failure != self._failure:
             logger.warning("node not connected", extra={"node": self._node, "reason": failure.reason})
+        self._end_session(failure)
+
+    def _end_session(self, failure: _Failure) -> None:
         session, self._session, self._instance, self._failure = self._session, None, None, failure
         if session is not None:
             session.fail(failure)
@@ -250,7 +257,7 @@ class TcpNodeClient:
             )
         except* (ConnectionLost, RemoteProtocolError, Incompatible) as group:
             reason = "; ".join(str(error) for error in group.exceptions)
-            self._end_session(
+            self._lose_session(
                 _Failure(ErrorKind.NODE_FAILED, f"the connection to node {self._node!r} is lost: {reason}")
             )
 
