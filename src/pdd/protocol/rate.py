@@ -6,11 +6,14 @@ from collections import deque
 
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 
+_SAMPLES_PER_WINDOW = 64
+
 
 class RateMeter:
     """A sliding window over *busy* time: idle time neither ages samples nor lowers the rate.
 
-    A sample covers the busy time since the one before it. The last sample is kept however old, so that a line slower than
+    A sample covers the busy time since the one before it; short ones are merged, so that their number is bounded however
+    small and fast the blocks are. The last sample is kept however old, so that a line slower than
     one block per window has a rate too, and a stalled line one that goes towards zero. Times are the caller's
     monotonic clock.
     """
@@ -36,7 +39,11 @@ class RateMeter:
     def acknowledged(self, now: Seconds, num_bytes: Bytes) -> None:
         """The peer has confirmed ``num_bytes``."""
         end = self._busy_at(now)
-        self._samples.append((self._last_end, end, num_bytes))
+        start, merged = self._last_end, int(num_bytes)
+        if self._samples and end - self._samples[-1][0] < self._window / _SAMPLES_PER_WINDOW:
+            start, _, before = self._samples.pop()
+            merged += before
+        self._samples.append((start, end, merged))
         self._num_bytes += num_bytes
         self._last_end = end
         self._expire(end)

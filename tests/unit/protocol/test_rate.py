@@ -70,3 +70,11 @@ def test_a_rate_over_no_time_is_unknown():
     meter.busy(Seconds(0.0))
     acknowledge(meter, 0.0)
     assert meter.rate(Seconds(0.0)) is None
+
+
+def test_many_small_fast_blocks_cost_no_more_memory_than_few():
+    meter = RateMeter(Seconds(2.0))
+    meter.busy(Seconds(0.0))
+    acknowledge(meter, *(n / 10_000 for n in range(1, 50_001)), size=10)
+    assert len(meter._samples) <= 66
+    assert rate(meter, 5.0) == pytest.approx(100_000, rel=0.02)
