@@ -1,0 +1,107 @@
+"""The documentation names what there is: keys, parameters, fields, metrics, messages; and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from pdd.cli import build_parser
+from pdd.core.topology import EngineTable, LinkTable, NodeTable, PolicyTable, RouterTable, TenantTable, Topology
+from pdd.engine.wire_request import GenerateBody, SamplingBody, TransferBody
+from pdd.protocol import peer
+from pdd.router import parameters
+from pdd.router.base import RequestReport
+from pdd.telemetry.metrics import RouterMetrics
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_NEEDS_NO_WORDS = {"nodes", "engines", "links", "router", "policy", "tenants"}
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """The names that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", without_code(text), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def missing(names: Iterator[str] | list[str], text: str) -> list[str]:
+    return [name for name in names if not re.search(rf"(?<![\w]){re.escape(name)}(?![\w])", text)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(path: Path):
+    for link in _LINK.findall(without_code(path.read_text(encoding="utf-8"))):
+        if "://" in link:
+            continue
+        target, _, anchor = link.partition("#")
+        file = (path.parent / target).resolve() if target else path
+        assert file.exists(), f"{link} leads nowhere"
+        if anchor:
+            assert anchor in anchors(file.read_text(encoding="utf-8")), f"{link}: there is no such heading"
+
+
+def test_every_key_of_a_topology_is_explained():
+    tables = (Topology, NodeTable, EngineTable, LinkTable, RouterTable, TenantTable, PolicyTable)
+    keys = [key for table in tables for key in table.__struct_fields__ if key not in _NEEDS_NO_WORDS]
+    assert missing(keys, page("topology.md")) == []
+
+
+def test_every_request_parameter_is_explained():
+    names = [
+        *parameters.UNSUPPORTED_IN_CHAT,
+        *parameters.UNSUPPORTED_IN_COMPLETIONS,
+        *parameters.UNSUPPORTED_IN_MESSAGES,
+        *parameters.IGNORED,
+    ]
+    assert missing(names, page("api.md")) == []
+
+
+def test_every_field_of_a_report_is_explained():
+    assert missing([field.name for field in fields(RequestReport)], page("api.md")) == []
+
+
+def test_every_metric_is_explained():
+    names = set(re.findall(r"^# TYPE (\w+) ", RouterMetrics().render().decode(), flags=re.MULTILINE))
+    # Prometheus' own library adds when each of them began.
+    assert missing(sorted(name for name in names if not name.endswith("_created")), page("api.md")) == []
+
+
+def test_every_message_between_processes_is_explained():
+    remote = (peer.HandshakeAnswer, peer.FromSource, peer.FromTarget, peer.FromRouter, peer.FromNode)
+    unions = (*remote, peer.FromEngine, peer.ToEngine)
+    messages: set[type[msgspec.Struct]] = {peer.Hello, *(message for union in unions for message in get_args(union))}
+    text = page("wire.md")
+    assert missing(sorted(message.__name__ for message in messages), text) == []
+    names = [name for message in messages for name in message.__struct_fields__ if message is not peer.StatsAnswer]
+    assert missing(names, text) == []
+
+
+def test_every_field_of_an_engine_request_is_explained():
+    bodies = (GenerateBody, SamplingBody, TransferBody)
+    names = [name for body in bodies for name in body.__struct_fields__]
+    assert missing(names, page("wire.md")) == []
+
+
+def test_every_command_and_every_flag_that_matters_is_explained():
+    text = page("running.md")
+    (commands,) = [action.choices for action in build_parser()._actions if action.choices]
+    assert isinstance(commands, dict)
+    assert missing(list(commands), text) == []
+    for name in ("up", "link"):
+        flags = [flag for action in commands[name]._actions for flag in action.option_strings if flag.startswith("--")]
+        assert [flag for flag in flags if flag not in text and flag not in {"--help", "--jitter"}] == []
