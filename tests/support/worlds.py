@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pdd.core.errors import PddError
 from pdd.core.ids import NodeId, RequestId, Salt, TenantId, WorkerId
@@ -55,6 +56,8 @@ class WorldSpec:
     prefill: Script = PREFILL_SCRIPT
     relay_decode: Script = RELAY_SCRIPT
     main_decode: Script = MAIN_SCRIPT
+    second_prefill_node: bool = False
+    """The second prefill worker has a node of its own, which ``World.nodes`` does not list."""
     capacity: int = 4096
     main_capacity: int | None = None
     relay_capacity: int | None = None
@@ -132,11 +135,15 @@ def build_world(spec: WorldSpec) -> World:
     for role in (Role.PREFILL, Role.RELAY_DECODE):
         network.join(nodes[role].node, nodes[Role.MAIN_DECODE].node, line)
         network.join(nodes[Role.MAIN_DECODE].node, nodes[role].node, back_line)
-    engines = {role: _make_engines(role, spec, nodes[role]) for role in names}
+    places = {role: [node] * spec.workers_per_role for role, node in nodes.items()}
+    if spec.second_prefill_node:
+        places[Role.PREFILL][1] = network.add(NodeId("node-p-1"), capacity=spec.capacity)
+        network.join(NodeId("node-p-1"), nodes[Role.MAIN_DECODE].node, line)
+    engines = {role: _make_engines(role, spec, places[role]) for role in names}
     workers = [
-        Worker(engine=engine, node=nodes[role], role=role, cluster="B" if role is Role.MAIN_DECODE else "A")
+        Worker(engine=engine, node=node, role=role, cluster="B" if role is Role.MAIN_DECODE else "A")
         for role in names
-        for engine in engines[role]
+        for engine, node in zip(engines[role], places[role], strict=True)
     ]
     commands: list[tuple[RequestId, Command]] = []
     driver = Driver(
@@ -150,16 +157,20 @@ def build_world(spec: WorldSpec) -> World:
     return World(spec, network, line, back_line, nodes, engines, driver, commands)
 
 
-def _make_engines(role: Role, spec: WorldSpec, node: MemoryNode) -> list[ScriptedEngine]:
+def _make_engines(role: Role, spec: WorldSpec, places: list[MemoryNode]) -> list[ScriptedEngine]:
     script = {
         Role.PREFILL: spec.prefill,
         Role.RELAY_DECODE: spec.relay_decode,
         Role.MAIN_DECODE: spec.main_decode,
     }[role]
-    names = [WorkerId(f"{role.value}-{index}") for index in range(spec.workers_per_role)]
     return [
-        ScriptedEngine(name, kv_format=KV_FORMAT, script=script, connect_store=lambda name=name: node.open_store(name))
-        for name in names
+        ScriptedEngine(
+            WorkerId(f"{role.value}-{index}"),
+            kv_format=KV_FORMAT,
+            script=script,
+            connect_store=partial(node.open_store, WorkerId(f"{role.value}-{index}")),
+        )
+        for index, node in enumerate(places)
     ]
 
 

@@ -573,6 +573,87 @@ def test_a_relay_decode_that_hangs_is_overtaken_by_main_decode() -> None:
     run(main())
 
 
+def test_relay_decode_stops_computing_once_it_has_handed_over() -> None:
+    async def main() -> None:
+        async with running_world(SLOW_LINE) as world, world.driver.open(make_request(max_tokens=300)) as answer:
+            async for span in answer:
+                if span.role is MD:
+                    await asyncio.sleep(0)
+                    assert world.engines[RLD][0].num_open == 0
+
+    run(main())
+
+
+def test_a_transfer_that_outlives_its_request_does_not_outlive_a_dead_line_for_ever() -> None:
+    async def main() -> None:
+        async with running_world(SLOW_LINE) as world:
+            _ = await ask(world, make_request(max_tokens=10))
+            assert world.driver.num_transfers == 1
+            world.network.cut(world.line)
+            async with asyncio.timeout(60.0):
+                await world.settle()
+
+    run(main())
+
+
+def test_transfers_that_only_wait_their_turn_are_not_given_up() -> None:
+    async def main() -> None:
+        async with running_world(WorldSpec(blocks_per_s=0.5)) as world:
+            requests = [make_request(n, prompt_tokens=40, steering=direct()) for n in range(12)]
+            async with asyncio.TaskGroup() as clients:
+                asked = [clients.create_task(ask(world, request)) for request in requests]
+            assert all("transfer_failed" not in task.result().event_names for task in asked)
+            await finish(world)
+
+    run(main())
+
+
+def test_the_second_prefill_sends_from_its_own_node() -> None:
+    async def main() -> None:
+        spec = replace(FAST_LINE, workers_per_role=2, second_prefill_node=True)
+        async with running_world(spec) as world:
+            async with asyncio.TaskGroup() as clients:
+                client = clients.create_task(ask(world, make_request(steering=direct())))
+                await asyncio.sleep(0.03)
+                world.engines[P][0].die()
+            assert client.result().report.ttst_s is not None
+            assert client.result().report.ttst_s < 1.0
+            assert (await world.nodes[MD].stats()).received_bytes["node-p-1"] >= 4 * BLOCK_BYTES
+            await finish(world)
+
+    run(main())
+
+
+def test_an_engine_that_is_full_is_not_taken_for_dead() -> None:
+    async def main() -> None:
+        narrow = replace(PREFILL_SCRIPT, max_running=1, max_waiting=0, prefill_tokens_per_s=10.0)
+        async with running_world(replace(FAST_LINE, prefill=narrow)) as world:
+            async with asyncio.TaskGroup() as clients:
+                _ = clients.create_task(ask(world, make_request(0)))
+                await asyncio.sleep(0.1)
+                with pytest.raises(Unavailable):
+                    _ = await ask(world, make_request(1))
+                assert world.driver.pool.has(P)
+            await finish(world)
+
+    run(main())
+
+
+def test_who_failed_in_mid_stream_gets_nobody_else_before_it_has_answered_a_check() -> None:
+    async def main() -> None:
+        async with running_world(FAST_LINE) as world:
+            async with asyncio.TaskGroup() as clients:
+                client = clients.create_task(ask(world, make_request(max_tokens=60)))
+                await asyncio.sleep(0.5)
+                world.engines[MD][0].die()
+                await asyncio.sleep(0.001)
+                assert not world.driver.pool.has(MD)
+            assert len(client.result().tokens) == 60
+            await finish(world)
+
+    run(main())
+
+
 # The driver itself ----------------------------------------------------------------------------------------------------
 
 

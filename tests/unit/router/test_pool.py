@@ -166,6 +166,7 @@ def test_an_answer_that_was_on_its_way_when_the_worker_failed_does_not_clear_it(
         engine.info = slow_info  # type: ignore[method-assign]
         await asyncio.sleep(1.2)  # a check is on its way now
         engine.info = answer  # type: ignore[method-assign]
+        engine.hangs = True
         deployment.pool.suspect(seat)
         await asyncio.sleep(0.5)
         assert deployment.take() is None

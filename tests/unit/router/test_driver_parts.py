@@ -1,0 +1,208 @@
+"""The driver's smaller parts, each alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pdd.core.errors import Unavailable
+from pdd.core.ids import OrderId, WorkerId
+from pdd.core.request import FinishReason, Role
+from pdd.core.units import Bytes, BytesPerSecond, Seconds
+from pdd.kvnode.base import ReplicationProgress
+from pdd.protocol import relay
+from pdd.router.base import EmittedSpan
+from pdd.router.clock import LoopClock
+from pdd.router.lines import LineBook
+from pdd.router.mailbox import Inbox, Outbox
+from pdd.router.pool import Pool, Worker
+from pdd.router.seats import RequestSeats
+from pdd.router.settings import DriverSettings
+from pdd.sim.loop import run
+from tests.support.worlds import WorldSpec, build_world
+
+NOMINAL = BytesPerSecond(1000.0)
+MEASURED = BytesPerSecond(300.0)
+
+
+def span(position: int, reason: FinishReason | None = None) -> EmittedSpan:
+    return EmittedSpan(
+        first_position=position, tokens=(7,), role=Role.PREFILL, worker=WorkerId("p"), finish_reason=reason
+    )
+
+
+def decoded(position: int) -> relay.TokensDecoded:
+    return relay.TokensDecoded(attempt=1, first_position=position, tokens=(7,))
+
+
+def workers() -> list[Worker]:
+    world = build_world(WorldSpec(workers_per_role=2))
+    return [
+        Worker(engine=engine, node=world.nodes[role], role=role, cluster="B" if role is Role.MAIN_DECODE else "A")
+        for role, engines in world.engines.items()
+        for engine in engines
+    ]
+
+
+# Mailboxes ------------------------------------------------------------------------------------------------------------
+
+
+def test_spans_wait_for_room_in_the_inbox_and_nothing_else_does() -> None:
+    async def main() -> None:
+        inbox = Inbox(max_spans=2)
+        for position in range(2):
+            await inbox.put(decoded(position))
+        inbox.post(relay.ClientLeft())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5.0):
+                await inbox.put(decoded(2))
+        assert await inbox.get() == decoded(0)
+        await inbox.put(decoded(3))
+        assert [await inbox.get() for _ in range(3)] == [decoded(1), relay.ClientLeft(), decoded(3)]
+
+    run(main())
+
+
+def test_the_clients_last_word_overtakes_what_waits() -> None:
+    async def main() -> None:
+        inbox = Inbox(max_spans=2)
+        await inbox.put(decoded(0))
+        inbox.post_first(relay.ClientLeft())
+        assert [await inbox.get() for _ in range(2)] == [relay.ClientLeft(), decoded(0)]
+
+    run(main())
+
+
+def test_a_reader_gets_all_spans_before_the_error_that_broke_the_answer_off() -> None:
+    async def main() -> None:
+        outbox = Outbox(max_spans=4)
+        outbox.send(span(0))
+        outbox.close(Unavailable("gone", retry_after_s=Seconds(1.0)))
+        outbox.close(None)
+        assert await outbox.receive() == span(0)
+        with pytest.raises(Unavailable):
+            await outbox.receive()
+
+    run(main())
+
+
+def test_a_full_outbox_waits_for_its_reader_until_that_is_gone() -> None:
+    async def main() -> None:
+        outbox = Outbox(max_spans=1)
+        outbox.send(span(0))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5.0):
+                await outbox.room()
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(outbox.room())
+            await asyncio.sleep(1.0)
+            outbox.discard()
+        assert waiting.done()
+        outbox.send(span(1))
+        outbox.close(None)
+        assert await outbox.receive() is None
+
+    run(main())
+
+
+# Seats ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_stays_at_its_worker_and_goes_elsewhere_after_a_loss() -> None:
+    async def main() -> None:
+        pool = Pool(workers(), DriverSettings())
+        await pool.check_all()
+        seats = RequestSeats(pool)
+        first = seats.take(Role.MAIN_DECODE)
+        assert first is not None
+        assert seats.take(Role.MAIN_DECODE) is first
+        seats.lose(first)
+        second = seats.take(Role.MAIN_DECODE)
+        assert second is not None
+        assert (first.worker.name, second.worker.name) == ("main_decode-0", "main_decode-1")
+        seats.give_up_all()
+        assert all(status.running == 0 for status in pool.status())
+
+    run(main())
+
+
+# Lines ----------------------------------------------------------------------------------------------------------------
+
+
+def progress(rate: float | None, backlog: float) -> ReplicationProgress:
+    return ReplicationProgress(
+        order=OrderId("o"),
+        num_missing=1,
+        num_acknowledged=0,
+        sent_bytes=Bytes(0),
+        rate=None if rate is None else BytesPerSecond(rate),
+        backlog=Bytes(int(backlog)),
+        done=False,
+    )
+
+
+class Lines:
+    def __init__(self) -> None:
+        rates = {frozenset(("A", "B")): NOMINAL}
+        self.book = LineBook(rates, local_rate=BytesPerSecond(1e9), clock=LoopClock())
+        by_role = {worker.role: worker for worker in workers()}
+        self.source, self.target = by_role[Role.PREFILL], by_role[Role.MAIN_DECODE]
+        self.neighbour = by_role[Role.RELAY_DECODE]
+
+    def record(self, rate: float | None, backlog: float) -> None:
+        self.book.record(self.source, self.target, progress(rate, backlog))
+
+    @property
+    def rate(self) -> float | None:
+        return self.book.forecast(self.source, self.target).rate
+
+    @property
+    def backlog(self) -> int:
+        return self.book.forecast(self.source, self.target).backlog
+
+
+def test_a_lines_rate_is_the_nominal_one_until_a_sender_had_a_queue_for_a_while() -> None:
+    async def main() -> None:
+        lines = Lines()
+        assert lines.rate == NOMINAL
+        lines.record(None, 10_000)
+        assert lines.rate == NOMINAL
+        lines.record(MEASURED, 10_000)
+        assert lines.rate == NOMINAL
+        await asyncio.sleep(2.5)
+        lines.record(MEASURED, 10_000)
+        assert lines.rate == MEASURED
+
+    run(main())
+
+
+def test_a_trickle_says_nothing_about_how_fast_a_line_is() -> None:
+    async def main() -> None:
+        lines = Lines()
+        for _ in range(5):
+            lines.record(10.0, 1)
+            await asyncio.sleep(1.0)
+        assert lines.rate == NOMINAL
+
+    run(main())
+
+
+def test_the_backlog_of_a_line_is_that_of_all_its_senders_and_grows_stale() -> None:
+    async def main() -> None:
+        lines = Lines()
+        lines.record(MEASURED, 10_000)
+        lines.book.record(lines.neighbour, lines.target, progress(None, 500))
+        assert lines.backlog == 10_500
+        await asyncio.sleep(6.0)
+        assert lines.backlog == 0
+
+    run(main())
+
+
+def test_nodes_of_one_cluster_are_joined_by_a_fast_line() -> None:
+    async def main() -> None:
+        lines = Lines()
+        assert lines.book.forecast(lines.source, lines.neighbour).rate == 1e9
+
+    run(main())
