@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 import pytest
@@ -122,6 +123,38 @@ async def test_a_role_killed_in_any_phase_of_an_answer_costs_no_token_and_comes_
         await check_relays(deployment, "afterwards")
         await deployment.until_clean()
         assert sum(role.restarts for role in deployment.deployment.roles) == 3
+
+
+def slow_tiny() -> Topology:
+    """The real engine; a prompt's KV takes about half a second to cross."""
+    return with_policy(packaged_topology("tiny", rate=2_000_000), relay_threshold_s=Seconds(0.2))
+
+
+async def test_the_real_engine_finishes_the_same_sampled_answer_whoever_is_killed():
+    """The reference is the same request in peace, whichever engine computed which part."""
+    async with live(slow_tiny(), timing=QUICK_RESTARTS) as deployment:
+
+        def ask(salt: str) -> Question:
+            return question_of(deployment.topology, token_prompt(250), 2000, salt=salt, seed=5)
+
+        expected = await deployment.ask(ask("peace"))
+        assert set(expected.report.tokens_by_role) == set(Role)
+        for victim, role in (
+            ("MD", Role.RELAY_DECODE),
+            ("RLD", Role.RELAY_DECODE),
+            ("node-md", Role.RELAY_DECODE),
+            ("node-p", Role.RELAY_DECODE),
+            ("MD", Role.MAIN_DECODE),
+            ("node-md", Role.MAIN_DECODE),
+        ):
+            before = deployment.role(victim).restarts
+            async with asyncio.timeout(45):
+                question = ask(f"{victim} {role}")
+                answer = await deployment.ask_and(question, decoded_by(role, 20), partial(deployment.kill, victim))
+            assert answer.token_ids == expected.token_ids, f"{victim} killed during {role}: {counts(answer)}"
+            await deployment.until_back(victim, restarts=before + 1)
+            await deployment.until_healthy()
+            await deployment.until_clean()
 
 
 async def test_prefill_lost_before_the_first_token_is_503_and_served_again_when_it_is_back():
