@@ -634,6 +634,8 @@ def test_an_engine_that_is_full_is_not_taken_for_dead() -> None:
                 with pytest.raises(Unavailable):
                     _ = await ask(world, make_request(1))
                 assert world.driver.pool.has(P)
+            tries = [c for request, c in world.commands if request == "r1" and isinstance(c, relay.StartDecode)]
+            assert len(tries) == 3, "a suspect would not have been tried again"
             await finish(world)
 
     run(main())
