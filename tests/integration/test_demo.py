@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib.resources import files
@@ -75,3 +76,30 @@ def test_a_topology_that_does_not_exist_is_named_and_nothing_starts(tmp_path: Pa
     assert done.returncode == 2
     assert done.stderr.startswith("pdd: nowhere.toml: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_demo_that_is_ended_leaves_nothing_behind(slow_line: Path, tmp_path: Path, number: int, status: int):
+    running = subprocess.Popen(
+        [sys.executable, "-m", "pdd.cli", "demo", "--topology", str(slow_line)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    with running:
+        assert running.stderr is not None
+        assert any("all ready" in line for line in running.stderr)
+        running.send_signal(number)
+        rest = running.stderr.read()
+        assert running.wait(30) == status
+    assert "Traceback" not in rest
+    assert not list(tmp_path.glob("pdd-*"))
+    assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(tmp_path).encode() in _command_line(pid)]
+
+
+def _command_line(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""

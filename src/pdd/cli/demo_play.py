@@ -14,6 +14,7 @@ from pdd.cli.measure import (
     HandoffBound,
     bound_handoff,
     measure,
+    quick_gap,
     record_of,
 )
 from pdd.core.request import Route
@@ -21,7 +22,7 @@ from pdd.core.units import Bytes, Seconds
 
 FEWEST_ANSWER_TOKENS = 318
 MOST_ANSWER_TOKENS = 1200
-_LEAD = 1.25
+_LEAD = 1.4
 """How much longer than the line's own time for the KV cache relay decode must have something to say,"""
 _TOKENS_OF_MAIN = 64
 """and how much is left for main decode at least."""
@@ -115,7 +116,7 @@ async def measure_pace(asker: Asker, *, model: str) -> Seconds:
     hello = Conversation(messages=(ChatMessage(role="user", content="Please count to twenty."),))
     pins = Pins(cache_salt=_WARM_UP_SALT, route=Route.DIRECT)
     question = Question(prompt=hello, model=model, max_tokens=_WARM_UP_TOKENS, pins=pins, ignore_eos=True)
-    return measure(await asker.ask(question)).median_gap or Seconds(0.0)
+    return quick_gap(await asker.ask(question))
 
 
 def choose_answer_tokens(*, crossing: Seconds, pace: Seconds) -> int:

@@ -36,7 +36,7 @@ def add_commands(commands: Subparsers) -> None:
         help="prove that relayed answers are the same, token for token",
         description="Starts a deployment without its slow line, and compares answers token for token with those of one "
         "unbroken engine: direct, handed over at once after 1 to 100 tokens, and in batches; greedy and seeded. "
-        "Each request has cold caches. About 50 s a prompt on two cores; exit code 1 unless all are exact.",
+        "Each request has cold caches. About half a minute a prompt on two cores; exit code 1 unless all are exact.",
         epilog="With --json: prompts, requests, relays, exact_rate, mismatches, per_case, seconds.",
     )
     parser.add_argument("--prompts", type=int, default=6, metavar="N", help="how many prompts (default: %(default)s)")

@@ -150,7 +150,7 @@ def test_results_and_verdict_fit_a_hundred_columns(without: ReceivedAnswer, kept
 @pytest.mark.parametrize(
     ("crossing", "pace", "tokens"),
     [
-        (12.0, 0.025, 664),  # 600 tokens are decoded in 15 s, and 64 are left
+        (12.0, 0.025, 736),  # 672 tokens are decoded in 16.8 s, and 64 are left
         (12.0, 0.1, FEWEST_ANSWER_TOKENS),
         (0.0, 0.02, FEWEST_ANSWER_TOKENS),
         (12.0, 0.001, MOST_ANSWER_TOKENS),
@@ -162,8 +162,8 @@ def test_answers_are_long_enough_for_the_kv_cache_to_arrive(crossing: float, pac
 
 
 @pytest.mark.anyio
-async def test_the_pace_is_the_median_gap_of_a_short_direct_answer_in_caches_of_its_own():
+async def test_the_pace_is_a_quick_gap_of_a_short_direct_answer_in_caches_of_its_own():
     router = RecordedRouter(direct())
-    assert await measure_pace(router, model="m") == pytest.approx(0.1)
+    assert await measure_pace(router, model="m") == pytest.approx(0.075)  # of 10, 0.1, 0, 0.1, 0.1, 0.1
     assert router.questions[0].pins.route is Route.DIRECT
     assert router.questions[0].pins.cache_salt not in {None, "demo", "demo-without-relay"}
