@@ -118,6 +118,13 @@ class Transfer:
         return self.progress.num_missing - self.progress.num_acknowledged
 
     @property
+    def num_lacking(self) -> int | None:
+        """How many blocks the target lacked when it was asked; None while it has not said so."""
+        if self.spec.is_local:
+            return 0
+        return None if self.progress is None else self.progress.num_missing
+
+    @property
     def idle(self) -> Seconds:
         """How long nothing has arrived."""
         return Seconds(self._clock.now() - self._moved_at)
@@ -209,8 +216,10 @@ class Transfer:
 
     async def _keep_order(self) -> None:
         patience = self._patience()
+        instance = None
         while not self.settled:
-            instance = self._pool.node_instance(self.spec.source.node.node)
+            # The lifetime in which prefill wrote its blocks is the first one seen, not the one after a restart.
+            instance = instance or self._pool.node_instance(self.spec.source.node.node)
             try:
                 self._order_done = await self._order_once(patience)
                 if self._order_done:
