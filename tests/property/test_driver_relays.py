@@ -15,7 +15,7 @@ SETTINGS = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking whole deployments takes minutes
 )
 
 

@@ -76,6 +76,12 @@ class KvPaths:
             return 0
         return None if self.to_main is None else self.to_main.num_missing
 
+    def lacking_at_main(self) -> int | None:
+        """Blocks that main decode's node lacked at first; None while it has not said so."""
+        if not self._hashes:
+            return 0
+        return None if self.to_main is None else self.to_main.num_lacking
+
     def sent_over_lines(self) -> Bytes:
         """Block payload that was sent to another cluster for this request, so far."""
         return Bytes(sum(transfer.sent for transfer in self._by_attempt.values() if transfer.spec.crosses_line))

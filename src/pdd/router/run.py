@@ -262,7 +262,7 @@ class RequestRun:
         """What main decode's node lacks, and how fast the line to it is."""
         missing, forecast = self._paths.missing_at_main(), self._forecast()
         if self.report.missing_blocks_at_main is None:
-            self.report.missing_blocks_at_main = missing
+            self.report.missing_blocks_at_main = self._paths.lacking_at_main()
         block_bytes = self._shared.kv_format.block_bytes
         return RouteView(
             missing=None if missing is None else Bytes(missing * block_bytes),
