@@ -87,7 +87,10 @@ class AnswerPrinter:
                 self._add_space(character)
             else:
                 self._add_tag(span.role)
-                self._word.append(character, style=style)
+                # What a model says must not steer the terminal.
+                self._word.append(character if character.isprintable() else "\ufffd", style=style)
+                if cell_len(self._word.plain) >= self._last_column - self._indent:
+                    self._flush_word()
 
     def finish(self) -> None:
         """Prints what is left, and ends the line."""

@@ -41,10 +41,17 @@ def test_an_answer_wraps_at_words_and_keeps_its_own_line_breaks():
     assert buffer.getvalue() == "  [P]alpha beta gamma\n  delta\n\n  epsilon\n"
 
 
-def test_a_word_longer_than_the_line_is_not_lost():
+def test_a_word_longer_than_the_line_is_broken_and_not_lost():
     console, buffer = printed(20)
     print_answer(console, spans((1.0, P, 1, "ab " + "x" * 40 + " cd")))
     assert "".join(buffer.getvalue().split()) == "[P]ab" + "x" * 40 + "cd"
+    assert max(map(len, buffer.getvalue().splitlines())) <= 20
+
+
+def test_control_characters_do_not_reach_the_terminal():
+    console, buffer = printed()
+    print_answer(console, spans((1.0, P, 1, "a\x1b[2Jb\x07")))
+    assert buffer.getvalue() == "  [P]a\ufffd[2Jb\ufffd\n"
 
 
 def test_text_that_looks_like_markup_is_shown_as_it_is():
