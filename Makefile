@@ -30,7 +30,7 @@ check: install ## Format, lint, types, import layers, unit and property tests
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/pytest tests/unit tests/property -n 2 -q
+	$(BIN)/pytest tests/unit tests/property tests/test_architecture.py -n 2 -q
 
 test: install ## Everything: check, then contract and integration tests
 	$(MAKE) check

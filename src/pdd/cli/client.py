@@ -24,6 +24,7 @@ from pdd.cli.conversation import (
     error_of_status,
     read_model_name,
 )
+from pdd.cli.deployment import Deployment
 from pdd.core.errors import ConfigError, Unavailable, WorkerFailed
 from pdd.core.units import Seconds
 from pdd.engine.sse import EventReader
@@ -44,6 +45,11 @@ class RouterClient:
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT, sock_read=_SILENCE_TIMEOUT),
         )
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> Self:
+        """A client of a deployment that this process runs, with a key if it asks for one."""
+        return cls(deployment.router_url, api_key=deployment.api_key)
 
     async def __aenter__(self) -> Self:
         return self

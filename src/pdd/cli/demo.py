@@ -63,7 +63,7 @@ async def _demo(args: argparse.Namespace) -> int:
     progress, console = open_console(stderr=True), open_console(stderr=bool(args.json))
     line = _line_to_main(topology)
     introduce(console, model=topology.model, line=line, prompt_tokens=prompt_tokens, kv=kv)
-    async with launched(topology, progress) as deployment, RouterClient(deployment.router_url) as client:
+    async with launched(topology, progress) as deployment, RouterClient.of(deployment) as client:
         stage = QuietStage(progress) if args.json else DemoStage(console)
         pace = await measure_pace(client, model=topology.model)
         answer_tokens = choose_answer_tokens(crossing=_crossing(kv, line), pace=pace)

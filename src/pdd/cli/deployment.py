@@ -38,6 +38,12 @@ class Deployment:
         return f"http://{Address(host=host, port=router.port)}"
 
     @property
+    def api_key(self) -> str | None:
+        """A key that the front door accepts; None where it asks for none."""
+        tenants = self.topology.router.tenants
+        return tenants[0].api_key if tenants else None
+
+    @property
     def roles(self) -> tuple[RoleStatus, ...]:
         return self.supervisor.statuses
 

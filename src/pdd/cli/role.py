@@ -118,13 +118,16 @@ async def _cancel_when(stopped: asyncio.Event, role: asyncio.Task[None]) -> None
 
 
 def _read_topology(arguments: argparse.Namespace) -> Topology:
-    from pdd.cli.topology_check import Exposure
-    from pdd.cli.topology_file import load_topology
+    from pdd.cli.topology_check import Exposure, check_topology
+    from pdd.cli.topology_file import TopologySource, load_topology
     from pdd.cli.topology_ports import read_resolved, require_resolved
 
-    if arguments.topology.endswith(".json"):
-        return read_resolved(Path(arguments.topology))
     exposure = Exposure.INSECURE_PLAINTEXT if arguments.insecure_plaintext else Exposure.LOOPBACK
+    if arguments.topology.endswith(".json"):
+        topology = read_resolved(Path(arguments.topology))
+        if arguments.lifeline_fd is None:  # `pdd up` has checked what it hands over
+            check_topology(topology, TopologySource(file=arguments.topology).refuse, exposure)
+        return topology
     return require_resolved(load_topology(arguments.topology, exposure=exposure), arguments.topology)
 
 

@@ -77,6 +77,7 @@ async def _scripted(
         ),
         max_model_tokens=context.topology.max_model_tokens,
         cache_tokens=table.cache_tokens,
+        model=model.name,
         instance=secrets.token_hex(8),
         connect_store=lambda: LocalNode.connect(socket, kv_format, owner=table.name, timeout=_NODE_TIMEOUT),
     )

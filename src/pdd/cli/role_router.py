@@ -40,7 +40,7 @@ async def main(context: RoleContext) -> None:
             kv_format=kv_format,
             clock=LoopClock(),
             rates=nominal_rates(topology),
-            settings=DriverSettings(policy=table.policy, max_queue=table.max_queue),
+            settings=DriverSettings(policy=table.policy, max_open_requests=table.max_open_requests),
         )
         await held.enter_async_context(driver.running())
         application = create_app(
@@ -50,7 +50,11 @@ async def main(context: RoleContext) -> None:
             limits=Limits(max_model_tokens=topology.max_model_tokens),
             tenants=tenants,
             answers=AnswerMemory(max_tokens_per_tenant=table.max_answer_memory_tokens),
-            metrics=RouterMetrics(nodes=driver.pool.node_stats.values, workers=lambda: count_workers(driver.pool)),
+            metrics=RouterMetrics(
+                nodes=driver.pool.node_stats.values,
+                workers=lambda: count_workers(driver.pool),
+                wan_kv_bytes=lambda: driver.wan_kv_bytes,
+            ),
             health=lambda: health_of(driver.pool),
         )
         await held.enter_async_context(serve(application, host=table.host, port=table.port, tenants=tenants))

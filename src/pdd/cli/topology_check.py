@@ -5,7 +5,6 @@ Each check raises at the first thing that is wrong, through ``refuse(path, right
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 from enum import Enum
 from math import isfinite
@@ -14,7 +13,7 @@ from typing import Protocol
 from pdd.cli.quantities import format_memory
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role
-from pdd.core.topology import EngineKind, EngineTable, NodeTable, Topology
+from pdd.core.topology import EngineKind, EngineTable, NodeTable, Topology, is_loopback
 from pdd.engine.catalog import ModelEntry, NoWeights, find_model
 from pdd.transport.emulate_control import MAX_DELAY_S
 
@@ -42,6 +41,7 @@ def check_topology(topology: Topology, refuse: Refuse, exposure: Exposure) -> No
     _check_clusters(topology, refuse)
     _check_roles(topology, refuse)
     _check_links(topology, refuse)
+    _check_tenants(topology, refuse)
     _check_hosts(topology, refuse, exposure)
     _check_ports(topology, refuse)
     model = _check_model(topology, refuse)
@@ -79,6 +79,11 @@ def _check_ranges(topology: Topology, refuse: Refuse) -> None:
     for path, value in _must_be_positive(topology):
         if not (value > 0 and isfinite(value)):
             raise refuse(path, "it must be more than 0, and finite", value=value)
+    threshold = topology.router.policy.relay_threshold_s
+    if not isfinite(threshold):
+        raise refuse(
+            "router.policy.relay_threshold_s", "it must be finite; a large number turns relays off", value=threshold
+        )
     for path, value in _waits(topology):
         if not value <= MAX_DELAY_S:
             raise refuse(path, f"it must be at most {MAX_DELAY_S:g} s", value=value)
@@ -99,7 +104,7 @@ def _lower_limits(topology: Topology) -> Iterator[tuple[str, float, float]]:
         yield f"links[{index}].delay_s", link.delay_s, 0
         yield f"links[{index}].jitter_s", link.jitter_s, 0
     yield "router.max_answer_memory_tokens", topology.router.max_answer_memory_tokens, 0
-    yield "router.max_queue", topology.router.max_queue, 1
+    yield "router.max_open_requests", topology.router.max_open_requests, 1
     policy = topology.router.policy
     for key in ("relay_threshold_s", "catch_up_threshold_tokens", "max_catch_up_rounds"):
         yield f"router.policy.{key}", getattr(policy, key), 0
@@ -166,6 +171,15 @@ def _check_links(topology: Topology, refuse: Refuse) -> None:
             raise refuse(f"links[{index}].forwards.{min(strangers)}", "there is no node or engine of this name")
 
 
+def _check_tenants(topology: Topology, refuse: Refuse) -> None:
+    from pdd.router.tenants import Tenants
+
+    try:
+        Tenants(topology.router.tenants)
+    except ConfigError as error:
+        raise refuse("router.tenants", str(error).removeprefix("router.tenants: ")) from error
+
+
 def _check_hosts(topology: Topology, refuse: Refuse, exposure: Exposure) -> None:
     if not is_loopback(topology.router.host) and not topology.router.tenants:
         raise refuse("router.host", "a router that isn't on loopback needs API keys: add [[router.tenants]]")
@@ -176,16 +190,6 @@ def _check_hosts(topology: Topology, refuse: Refuse, exposure: Exposure) -> None
                     f"{kind}[{index}].host",
                     "its traffic is neither encrypted nor authenticated; use 127.0.0.1, or say --insecure-plaintext",
                 )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_ports(topology: Topology, refuse: Refuse) -> None:

@@ -125,7 +125,7 @@ def read_resolved(path: Path) -> Topology:
     """Reads what ``write_resolved`` wrote.
 
     Raises:
-        ConfigError: it is missing, or not a resolved topology.
+        ConfigError: it is missing, or not a resolved topology. Whether it makes sense, ``check_topology`` says.
     """
     try:
         topology = msgspec.json.decode(path.read_bytes(), type=Topology)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+from pathlib import Path
 from time import monotonic
 
 import msgspec
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from pdd.cli.options import Subparsers, add_json, add_state_dir, port
 from pdd.cli.output import exit_code_of, print_json, root_cause, show_error
-from pdd.cli.state import Phase, RoleStatus
+from pdd.cli.state import Phase, RoleStatus, default_state_root
 from pdd.core.topology import Topology
 
 
@@ -90,7 +91,7 @@ async def _serve(topology: Topology, arguments: argparse.Namespace, progress: _P
                     "roles": msgspec.to_builtins(deployment.roles),
                 }
             )
-        progress.announce(deployment.router_url, deployment.topology.model)
+        progress.announce(deployment.topology, deployment.router_url, state_dir=arguments.state_dir)
         await asyncio.Event().wait()
 
 
@@ -122,17 +123,23 @@ class _Progress:
             case Phase.WAITING | Phase.STARTING | Phase.STOPPED:
                 pass
 
-    def announce(self, url: str, model: str) -> None:
+    def announce(self, topology: Topology, url: str, *, state_dir: Path) -> None:
         """Everything runs: says where, and what to try."""
         self.announced = True
-        body = f'{{"model": "{model}", "max_tokens": 64, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+        body = (
+            f'{{"model": "{topology.model}", "max_tokens": 64, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+        )
         self._console.print(f"\nAll roles are ready after {monotonic() - self._began:.1f} s: {url}/v1\nTry, elsewhere:")
-        for line in (
-            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-            f"  pdd ask --url {url} 'Why is the sky blue?'",
-            "  pdd status",
-            "  pdd link wan --stall 5",
-        ):
+        key = " -H 'Authorization: Bearer KEY'" if topology.router.tenants else ""
+        api_key = " --api-key KEY" if topology.router.tenants else ""
+        elsewhere = "" if state_dir == default_state_root() else f" --state-dir {state_dir}"
+        lines = [
+            f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+            f"  pdd ask --url {url}{api_key} 'Why is the sky blue?'",
+            f"  pdd status{elsewhere}",
+            *(f"  pdd link {link.name} --stall 5{elsewhere}" for link in topology.links[:1]),
+        ]
+        for line in lines:
             self._console.print(line, markup=False, soft_wrap=True)
         self._console.print("Ctrl-C stops everything.")
 

@@ -98,7 +98,7 @@ async def _run(deployment: Deployment, prompts: Sequence[Prompt], seed: int, pro
 
     main = deployment.topology.engines_of(Role.MAIN_DECODE)[0]
     engine = HttpEngineClient(main.name, Address(host=main.host, port=main.port))
-    async with engine, RouterClient(deployment.router_url) as router:
+    async with engine, RouterClient.of(deployment) as router:
         setup = Setup(
             router=router, unbroken=engine, model=deployment.topology.model, seed=seed, salt=secrets.token_hex(8)
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from ipaddress import ip_address
 
 import msgspec
 
@@ -18,6 +19,16 @@ from pdd.core.request import Role
 from pdd.core.units import BitsPerSecond, Bytes, Seconds
 
 LOOPBACK = "127.0.0.1"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``. Any name but ``localhost`` counts as reachable from elsewhere."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,7 +123,7 @@ class RouterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tenants: tuple[TenantTable, ...] = ()
     max_answer_memory_tokens: int = 1_000_000
     """How many answer token IDs are kept per tenant for splicing into the next turn."""
-    max_queue: int = 256
+    max_open_requests: int = 256
     policy: PolicyTable = PolicyTable()
 
 

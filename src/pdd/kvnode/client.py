@@ -233,11 +233,11 @@ class TcpNodeClient:
     def _begin_session(self, connection: SocketConnection, welcome: Welcome) -> None:
         connection.open_up(max_control_bytes=MAX_CONTROL_BYTES, block_bytes=None)
         self._session, self._instance = _Session(), welcome.instance
-        logger.info("node connected", extra={"node": self._node, "instance": welcome.instance})
+        logger.info("node_connected node=%s instance=%s", self._node, welcome.instance)
 
     def _lose_session(self, failure: _Failure) -> None:
         if failure != self._failure:
-            logger.warning("node not connected", extra={"node": self._node, "reason": failure.reason})
+            logger.warning("node_not_connected node=%s reason=%s", self._node, failure.reason)
         self._end_session(failure)
 
     def _end_session(self, failure: _Failure) -> None:

@@ -99,7 +99,7 @@ class Receiver:
             self._store.commit(self._owner, (write,))
             return
         self._store.counters.digest_failures += 1
-        logger.warning("damaged block dropped", extra={"peer": self._source})
+        logger.warning("damaged_block_dropped peer=%s", self._source)
         arrivals.damaged(self._key, head.hash)
         self._store.abort(self._owner, (write,))
 

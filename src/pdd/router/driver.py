@@ -14,6 +14,7 @@ from pdd.core.clock import Clock
 from pdd.core.errors import CapacityExhausted, LocalProtocolError, Unavailable
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import Role
+from pdd.core.units import Bytes
 from pdd.protocol import relay
 from pdd.router.base import EmittedSpan, RequestReport, TokenRequest
 from pdd.router.lines import LineBook
@@ -96,6 +97,13 @@ class Driver:
         """Transfers that hold something, those of ended requests included."""
         return self._desk.num_running
 
+    @property
+    def wan_kv_bytes(self) -> Bytes:
+        """KV payload sent between clusters so far. Unlike the sum of the reports, it counts transfers that went on
+        after their request had ended.
+        """
+        return self._desk.crossed
+
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """Checks the workers, then serves until the context ends; open requests are aborted then, in order."""
@@ -152,7 +160,7 @@ class Driver:
     def _refusal(self) -> Unavailable | None:
         """Why nothing can be started now, if so."""
         retry_after = self._settings.retry_after
-        if len(self._open) >= self._settings.max_queue:
+        if len(self._open) >= self._settings.max_open_requests:
             return CapacityExhausted(f"{len(self._open)} requests are open, the limit", retry_after_s=retry_after)
         for role, name in ((Role.PREFILL, "prefill"), (Role.MAIN_DECODE, "main decode")):
             if not self.pool.has(role):

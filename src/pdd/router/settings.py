@@ -19,7 +19,7 @@ class DriverSettings:
     """Patience, bounds and the policies' settings. Every wait of the driver is bounded by one of these."""
 
     policy: PolicyTable = PolicyTable()
-    max_queue: int = 256
+    max_open_requests: int = 256
     """Requests open at the same time; more are refused."""
     max_spans_ahead: int = 256
     """How far decoders may run ahead of a slow reader, in spans."""

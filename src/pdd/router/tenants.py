@@ -6,11 +6,10 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from pdd.core.errors import ConfigError, Unauthorized
 from pdd.core.ids import Salt, TenantId
-from pdd.core.topology import TenantTable
+from pdd.core.topology import TenantTable, is_loopback
 
 LOCAL_TENANT = TenantId("local")
 """Everybody, where no keys are configured: that is possible on loopback only."""
@@ -65,16 +64,6 @@ class Tenants:
         if found is None:
             raise Unauthorized("incorrect API key")
         return found
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def derive_salt(tenant: TenantId, cache_salt: str | None) -> Salt:

@@ -341,6 +341,13 @@ class TransferDesk:
         self._tasks: asyncio.TaskGroup | None = None
         self._running: list[Transfer] = []
         self._detached: list[Transfer] = []
+        self._crossed_before = 0
+
+    @property
+    def crossed(self) -> Bytes:
+        """Block payload that sources sent to nodes of other clusters, ended and detached transfers included."""
+        running = sum(transfer.sent for transfer in self._running if transfer.spec.crosses_line)
+        return Bytes(self._crossed_before + running)
 
     @property
     def num_running(self) -> int:
@@ -377,5 +384,7 @@ class TransferDesk:
     async def _run(self, transfer: Transfer) -> None:
         await transfer.run()
         self._running.remove(transfer)
+        if transfer.spec.crosses_line:
+            self._crossed_before += transfer.sent
         if transfer in self._detached:
             self._detached.remove(transfer)

@@ -56,8 +56,6 @@ class RequestFigures(Protocol):
     def handoff_gap_s(self) -> Seconds | None: ...
     @property
     def handoff_rounds(self) -> int: ...
-    @property
-    def wan_kv_bytes(self) -> Bytes: ...
 
 
 class NodeFigures(Protocol):
@@ -99,11 +97,16 @@ def no_workers() -> Mapping[Role, tuple[int, int]]:
     return {}
 
 
+def no_bytes() -> Bytes:
+    """For a router without transfers."""
+    return Bytes(0)
+
+
 class RouterMetrics:
     """One router's metrics.
 
-    ``nodes`` gives the newest figures of the nodes that answer; ``workers`` gives (up, configured) workers by role. Both
-    are called at each scrape and must not block.
+    ``nodes`` gives the newest figures of the nodes that answer; ``workers`` gives (up, configured) workers by role;
+    ``wan_kv_bytes`` the KV payload sent between clusters so far. They are called at each scrape and must not block.
     """
 
     __slots__ = (
@@ -118,7 +121,6 @@ class RouterMetrics:
         "_tokens",
         "_ttft",
         "_ttst",
-        "_wan_kv_bytes",
     )
 
     def __init__(
@@ -126,11 +128,12 @@ class RouterMetrics:
         *,
         nodes: Callable[[], Iterable[NodeFigures]] = no_nodes,
         workers: Callable[[], Mapping[Role, tuple[int, int]]] = no_workers,
+        wan_kv_bytes: Callable[[], Bytes] = no_bytes,
     ) -> None:
         self._registry = CollectorRegistry()
         self._make_counters(self._registry)
         self._make_histograms(self._registry)
-        self._registry.register(_Scraped(nodes, workers))
+        self._registry.register(_Scraped(nodes, workers, wan_kv_bytes))
 
     def request_started(self) -> None:
         """A well-formed request goes to the engines; ``request_ended`` must follow."""
@@ -154,7 +157,6 @@ class RouterMetrics:
 
     def _count(self, figures: RequestFigures) -> None:
         self._prompt_tokens.inc(figures.num_prompt_tokens)
-        self._wan_kv_bytes.inc(figures.wan_kv_bytes)
         self._handoff_rounds.inc(figures.handoff_rounds)
         for role, count in figures.tokens_by_role.items():
             self._tokens.labels(role=role).inc(count)
@@ -185,9 +187,6 @@ class RouterMetrics:
             "Tokens sent to clients, by the role that computed them (prefill, relay_decode, main_decode).",
             ("role",),
             registry=registry,
-        )
-        self._wan_kv_bytes = Counter(
-            "pdd_wan_kv_bytes_total", "KV payload in bytes sent between clusters for requests.", registry=registry
         )
         self._handoff_rounds = Counter(
             "pdd_handoff_rounds_total", "Batches of token IDs handed from relay to main decode.", registry=registry
@@ -223,10 +222,14 @@ class _Scraped(Collector):
     """Asks nodes and workers at each scrape, so that a node that is gone leaves no stale figure behind."""
 
     def __init__(
-        self, nodes: Callable[[], Iterable[NodeFigures]], workers: Callable[[], Mapping[Role, tuple[int, int]]]
+        self,
+        nodes: Callable[[], Iterable[NodeFigures]],
+        workers: Callable[[], Mapping[Role, tuple[int, int]]],
+        wan_kv_bytes: Callable[[], Bytes],
     ) -> None:
         self._nodes = nodes
         self._workers = workers
+        self._wan_kv_bytes = wan_kv_bytes
 
     def describe(self) -> list[Metric]:
         """Nothing in advance: registering must not ask anybody."""
@@ -234,6 +237,11 @@ class _Scraped(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._collect_workers()
+        yield CounterMetricFamily(
+            "pdd_wan_kv_bytes",
+            "KV payload in bytes sent between clusters, also after the request that it was for had ended.",
+            value=self._wan_kv_bytes(),
+        )
         yield from _collect_nodes(tuple(self._nodes()))
 
     def _collect_workers(self) -> Iterator[Metric]:

@@ -136,6 +136,7 @@ def test_relay_decode_may_finish_first_and_the_transfer_goes_on_for_the_next_tur
             assert world.driver.num_transfers == 1
             assert world.driver.num_open == 0
             await world.settle()
+            assert world.driver.wan_kv_bytes == 6 * BLOCK_BYTES
             turn = make_request(1, prompt=(*request.prompt, *outcome.tokens))
             second = await ask(world, turn)
             assert second.report.wan_kv_bytes == 0
@@ -432,7 +433,7 @@ def test_a_request_that_main_decodes_node_can_never_hold_is_refused_before_its_f
 
 def test_more_open_requests_than_the_limit_are_refused() -> None:
     async def main() -> None:
-        async with running_world(replace(FAST_LINE, settings=replace(SETTINGS, max_queue=2))) as world:
+        async with running_world(replace(FAST_LINE, settings=replace(SETTINGS, max_open_requests=2))) as world:
             async with world.driver.open(make_request(0)), world.driver.open(make_request(1)):
                 with pytest.raises(CapacityExhausted):
                     _ = await ask(world, make_request(2))

@@ -73,7 +73,6 @@ def test_a_report_is_counted_by_route_and_role():
     assert value(metrics, "pdd_prompt_tokens_total") == 600
     assert value(metrics, "pdd_output_tokens_total", role="relay_decode") == 100
     assert value(metrics, "pdd_output_tokens_total", role="main_decode") == 155
-    assert value(metrics, "pdd_wan_kv_bytes_total") == 28_000_000
     assert value(metrics, "pdd_handoff_rounds_total") == 2
     for name, seconds in (("ttft", 1.5), ("ttst", 1.6), ("max_itl", 0.3), ("median_itl", 0.02), ("handoff_gap", 0.3)):
         assert value(metrics, f"pdd_{name}_seconds_sum", route="relay") == seconds
@@ -98,7 +97,8 @@ def test_a_refused_request_was_never_in_flight():
 
 def test_nodes_and_workers_are_asked_at_each_scrape():
     nodes, workers = [STATS], {Role.PREFILL: (1, 2)}
-    metrics = RouterMetrics(nodes=lambda: nodes, workers=lambda: workers)
+    metrics = RouterMetrics(nodes=lambda: nodes, workers=lambda: workers, wan_kv_bytes=lambda: Bytes(28_000_000))
+    assert value(metrics, "pdd_wan_kv_bytes_total") == 28_000_000
     assert value(metrics, "pdd_node_blocks", node="node-p", state="held") == 40
     assert value(metrics, "pdd_node_work", node="node-p", kind="watches") == 6
     assert value(metrics, "pdd_node_payload_bytes_total", node="node-p", peer="node-md", way="sent") == 7000
