@@ -1,0 +1,1 @@
+"""Measurements of PDD against its own yardsticks: ``python -m benchmarks [NAME ...]``."""

@@ -1,0 +1,59 @@
+"""Single roles of a topology as child processes, for benchmarks that need no whole deployment."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+from pdd.cli.state import RoleKind, RunDirectory, run_directory
+from pdd.cli.topology_ports import resolve, write_resolved
+from pdd.core.topology import Topology
+
+_READY_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Where the roles that run find each other."""
+
+    topology: Topology
+    run: RunDirectory
+
+
+@contextlib.contextmanager
+def running_roles(topology: Topology, *roles: tuple[RoleKind, str]) -> Generator[Roles]:
+    """Runs only these roles of ``topology``; whoever connects first may have to wait for them."""
+    with tempfile.TemporaryDirectory(prefix="pdd-") as folder, contextlib.ExitStack() as stack:
+        resolved = resolve(topology)
+        run = run_directory(Path(folder), resolved.name)
+        run.path.mkdir(mode=0o700)
+        write_resolved(resolved, run.topology_file)
+        for kind, name in roles:
+            arguments = ["--topology", str(run.topology_file), "--name", name, "--state-dir", folder]
+            command = [sys.executable, "-m", "pdd.cli", kind.value, *arguments, "--log-level", "ERROR"]
+            stack.enter_context(_child(command))
+        yield Roles(topology=resolved, run=run)
+
+
+@contextlib.contextmanager
+def _child(command: list[str]) -> Generator[None]:
+    with subprocess.Popen(command) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def wait_for_file(path: Path) -> None:
+    """Waits until ``path`` exists."""
+    deadline = monotonic() + _READY_WITHIN_S
+    while not path.exists():
+        if monotonic() > deadline:
+            raise TimeoutError(f"{path} did not appear in {_READY_WITHIN_S} s")
+        sleep(0.05)
