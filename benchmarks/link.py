@@ -10,8 +10,8 @@ from time import perf_counter
 
 from benchmarks.processes import Roles, running_roles
 from benchmarks.report import Result, Row, row
-from pdd.cli.state import RoleKind
-from pdd.cli.topology_file import load_topology
+from pdd.cli.deploy.state import RoleKind
+from pdd.cli.topology.file import load_topology
 from pdd.core.errors import Unavailable
 from pdd.core.topology import LOOPBACK, Address
 from pdd.core.units import BitsPerSecond, Seconds

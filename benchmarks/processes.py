@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
-from pdd.cli.state import RoleKind, RunDirectory, run_directory
-from pdd.cli.topology_ports import resolve, write_resolved
+from pdd.cli.deploy.state import RoleKind, RunDirectory, run_directory
+from pdd.cli.topology.ports import resolve, write_resolved
 from pdd.core.topology import Topology
 
 _READY_WITHIN_S = 30.0

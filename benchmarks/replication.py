@@ -13,9 +13,9 @@ import msgspec
 
 from benchmarks.processes import Roles, running_roles, wait_for_file
 from benchmarks.report import Result, row
-from pdd.cli.launch import unshaped
-from pdd.cli.state import RoleKind
-from pdd.cli.topology_file import load_topology
+from pdd.cli.deploy.launch import unshaped
+from pdd.cli.deploy.state import RoleKind
+from pdd.cli.topology.file import load_topology
 from pdd.core.blocks import BlockHash, block_hashes
 from pdd.core.ids import NodeId, OrderId, Salt, TokenId, WorkerId
 from pdd.core.kv_format import KvFormat

@@ -11,13 +11,13 @@ from pdd.core.ids import NodeId, RequestId, Salt, TenantId, WorkerId
 from pdd.core.kv_format import DType, KvFormat, uniform_attention_format
 from pdd.core.request import GREEDY, Role
 from pdd.core.units import BitsPerSecond, BytesPerSecond, Seconds, bytes_per_second
-from pdd.engine.scripted import Script, ScriptedEngine, scripted_answer
+from pdd.engine.scripted.engine import Script, ScriptedEngine, scripted_answer
 from pdd.kvnode.memory_line import MemoryLine
 from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.router.base import RequestReport, TokenRequest
 from pdd.router.clock import LoopClock
-from pdd.router.driver import Driver
-from pdd.router.pool import Worker
+from pdd.router.driver.pool import Worker
+from pdd.router.driver.service import Driver
 from pdd.sim.loop import run
 
 CLUSTERS = {Role.PREFILL: "A", Role.RELAY_DECODE: "A", Role.MAIN_DECODE: "B"}

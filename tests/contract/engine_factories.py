@@ -11,7 +11,7 @@ from pdd.core.kv_format import DType, uniform_attention_format
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineClient
 from pdd.engine.catalog import find_model
-from pdd.engine.scripted import Script, ScriptedEngine
+from pdd.engine.scripted.engine import Script, ScriptedEngine
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from pdd.core.errors import ContextTooLong, InvalidRequest, UnknownModel
 from pdd.core.ids import RequestId, Salt, WorkerId
 from pdd.core.request import GREEDY, FinishReason, Generation, Sampling, TokenSpan
 from pdd.core.topology import LOOPBACK, Address
-from pdd.engine.contract import SpanContract
-from pdd.engine.http import HttpEngineClient
-from pdd.engine.server import serve_engine
+from pdd.engine.http.client import HttpEngineClient
+from pdd.engine.http.contract import SpanContract
+from pdd.engine.http.server import serve_engine
 from tests.contract.engine_factories import FACTORIES, EngineUnderTest
 
 pytestmark = pytest.mark.anyio

@@ -20,9 +20,9 @@ from pdd.core.ids import WorkerId
 from pdd.core.request import GREEDY, FinishReason, TokenSpan
 from pdd.core.topology import LOOPBACK, Address
 from pdd.core.units import Seconds
-from pdd.engine.http import HttpEngineClient, engine_session
-from pdd.engine.scripted import Faults, Script, ScriptedEngine, scripted_answer
-from pdd.engine.server import ServerLimits, serve_engine
+from pdd.engine.http.client import HttpEngineClient, engine_session
+from pdd.engine.http.server import ServerLimits, serve_engine
+from pdd.engine.scripted.engine import Faults, Script, ScriptedEngine, scripted_answer
 from tests.unit.engine.scripted_support import FORMAT, PROMPT, collect, generation, tokens_of, wait_for_open
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from pdd.core.ids import NodeId, OrderId, Salt, WorkerId
 from pdd.core.request import GREEDY
 from pdd.core.topology import LOOPBACK, Address
 from pdd.core.units import Bytes, Seconds
-from pdd.engine.scripted import Script, ScriptedEngine, scripted_answer
+from pdd.engine.scripted.engine import Script, ScriptedEngine, scripted_answer
 from pdd.kvnode.base import ReplicationOrder
 from pdd.kvnode.client import TcpNodeClient
 from pdd.kvnode.local import LocalNode

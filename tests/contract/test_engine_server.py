@@ -16,8 +16,8 @@ from pdd.core.request import GREEDY, Generation, TokenSpan
 from pdd.core.topology import LOOPBACK
 from pdd.core.units import Bytes, Seconds
 from pdd.engine.base import EngineClient, EngineInfo
-from pdd.engine.scripted import Faults, Garbage, Script, ScriptedEngine, scripted_answer
-from pdd.engine.server import ServerLimits, serve_engine
+from pdd.engine.http.server import ServerLimits, serve_engine
+from pdd.engine.scripted.engine import Faults, Garbage, Script, ScriptedEngine, scripted_answer
 from tests.unit.engine.scripted_support import FORMAT, wait_for_open
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from pdd.cli.lifeline import ReadySignal, watch_lifeline
+from pdd.cli.deploy.lifeline import ReadySignal, watch_lifeline
 from pdd.core.errors import ConfigError
 
 

@@ -13,10 +13,10 @@ from pdd.core.request import FinishReason, HandoffMode, Role, Route
 from pdd.core.topology import TenantTable
 from pdd.core.units import Bytes, Seconds
 from pdd.engine.catalog import find_model
-from pdd.router.admission import Limits
-from pdd.router.api import Health, WorkerCount, serve
+from pdd.router.api.admission import Limits
+from pdd.router.api.app import Health, WorkerCount, serve
+from pdd.router.api.tenants import Tenants
 from pdd.router.base import Steering
-from pdd.router.tenants import Tenants
 from tests.support.fake_service import FakeService, Step, steps
 from tests.support.front_door import HEALTHY, LIMITS, MODEL, NOW, Door, front_door, saying
 

@@ -9,8 +9,8 @@ import pytest
 
 from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
-from pdd.engine.scripted import Script
-from pdd.router.admission import Limits
+from pdd.engine.scripted.engine import Script
+from pdd.router.api.admission import Limits
 from tests.support.front_door import MODEL, Door, front_door
 from tests.support.worlds import BLOCK_TOKENS, World, WorldSpec, running_world
 

@@ -9,9 +9,9 @@ import json
 import pytest
 
 from pdd.cli import build_parser, main
-from pdd.cli.ask import question_of
-from pdd.cli.client import RouterClient
-from pdd.cli.conversation import ChatMessage, Conversation, Pins, Question, ReceivedSpan, TokenPrompt
+from pdd.cli.ask.client import RouterClient
+from pdd.cli.ask.command import question_of
+from pdd.cli.ask.conversation import ChatMessage, Conversation, Pins, Question, ReceivedSpan, TokenPrompt
 from pdd.core.errors import ConfigError, InvalidRequest, Unauthorized, Unavailable, WorkerFailed
 from pdd.core.request import HandoffMode, Role, Route
 from pdd.core.topology import TenantTable

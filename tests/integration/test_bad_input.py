@@ -52,7 +52,7 @@ def pdd(folder: Path, *arguments: str) -> Run:
 
 def scripted_with(folder: Path, old: str, new: str, *, count: int = 1) -> Path:
     """The packaged scripted topology, changed in one place, in a file of its own."""
-    text = (files("pdd.cli") / "topologies" / "scripted.toml").read_text().replace("port = 8000", "port = 0")
+    text = (files("pdd.cli.topology") / "packaged" / "scripted.toml").read_text().replace("port = 8000", "port = 0")
     assert old in text
     path = folder / "mine.toml"
     path.write_text(text.replace(old, new, count))

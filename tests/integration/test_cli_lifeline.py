@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from pdd.cli.lifeline import ORPHAN_EXIT_CODE, ReadySignal
+from pdd.cli.deploy.lifeline import ORPHAN_EXIT_CODE, ReadySignal
 from pdd.core.errors import ConfigError
 
 
 def test_a_process_ends_when_its_lifeline_does_even_while_it_is_busy():
     program = (
-        "import sys; from pdd.cli.lifeline import watch_lifeline; watch_lifeline(int(sys.argv[1]))\n"
+        "import sys; from pdd.cli.deploy.lifeline import watch_lifeline; watch_lifeline(int(sys.argv[1]))\n"
         "print('up', flush=True)\nwhile True: pass"
     )
     read, write = os.pipe()

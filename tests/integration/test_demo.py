@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 @pytest.fixture
 def slow_line(tmp_path: Path) -> Path:
     """The scripted topology, its line forty times slower: a prompt's KV takes about two seconds."""
-    text = (files("pdd.cli") / "topologies" / "scripted.toml").read_text()
+    text = (files("pdd.cli.topology") / "packaged" / "scripted.toml").read_text()
     for line, slow in (
         ('\nname = "scripted"', '\nname = "slow"'),
         ('\nrate = "20 Mbit/s"', '\nrate = "500 kbit/s"'),

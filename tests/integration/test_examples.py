@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from pdd.cli.launch import launched
-from pdd.cli.topology_file import load_topology
+from pdd.cli.deploy.launch import launched
+from pdd.cli.topology.file import load_topology
 from pdd.core.request import Role
 
 pytestmark = [pytest.mark.anyio, pytest.mark.processes]

@@ -14,8 +14,8 @@ from functools import partial
 import msgspec
 import pytest
 
-from pdd.cli.conversation import Question, ReceivedAnswer, ReceivedSpan
-from pdd.cli.supervisor import Timing
+from pdd.cli.ask.conversation import Question, ReceivedAnswer, ReceivedSpan
+from pdd.cli.deploy.supervisor import Timing
 from pdd.core.errors import PddError
 from pdd.core.request import Role
 from pdd.core.topology import Topology

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from pdd.cli.conversation import Question, ReceivedAnswer
+from pdd.cli.ask.conversation import Question, ReceivedAnswer
 from pdd.core.request import HandoffMode, Route
 from pdd.core.topology import Topology
 from pdd.core.units import Bytes

@@ -223,7 +223,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(state):
 
 
 def changed_topology(state, old, new):
-    text = (files("pdd.cli") / "topologies" / "scripted.toml").read_text().replace("port = 8000", "port = 0")
+    text = (files("pdd.cli.topology") / "packaged" / "scripted.toml").read_text().replace("port = 8000", "port = 0")
     assert old in text
     topology = state / "changed.toml"
     topology.write_text(text.replace(old, new, 1))

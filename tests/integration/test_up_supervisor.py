@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pdd.cli.state import Phase, RoleKind, RunDirectory
-from pdd.cli.supervisor import RoleCommand, Supervisor, Timing
+from pdd.cli.deploy.state import Phase, RoleKind, RunDirectory
+from pdd.cli.deploy.supervisor import RoleCommand, Supervisor, Timing
 from pdd.core.errors import ConfigError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.processes]
@@ -181,8 +181,8 @@ def test_no_role_outlives_a_supervisor_that_is_killed(tmp_path, behaviour):
     program = textwrap.dedent(f"""
         import asyncio, sys
         from pathlib import Path
-        from pdd.cli.state import RoleKind, RunDirectory
-        from pdd.cli.supervisor import RoleCommand, Supervisor
+        from pdd.cli.deploy.state import RoleKind, RunDirectory
+        from pdd.cli.deploy.supervisor import RoleCommand, Supervisor
         command = RoleCommand(name="a", kind=RoleKind.NODE, stage=0,
                               arguments=(sys.executable, {str(FAKE_ROLE)!r}, {behaviour!r}))
         supervisor = Supervisor((command,), RunDirectory(path=Path({str(tmp_path)!r})),

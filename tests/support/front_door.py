@@ -14,11 +14,11 @@ from pdd.core.request import FinishReason, Role
 from pdd.core.topology import TenantTable
 from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
-from pdd.router.admission import Limits
-from pdd.router.answers import AnswerMemory
-from pdd.router.api import Health, WorkerCount, create_app, serve
+from pdd.router.api.admission import Limits
+from pdd.router.api.answers import AnswerMemory
+from pdd.router.api.app import Health, WorkerCount, create_app, serve
+from pdd.router.api.tenants import Tenants
 from pdd.router.base import Service
-from pdd.router.tenants import Tenants
 from pdd.telemetry.metrics import RouterMetrics
 from tests.support.fake_service import Script, steps
 

@@ -17,17 +17,17 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from pdd.cli.client import RouterClient
-from pdd.cli.conversation import Draw, Pins, Question, ReceivedAnswer, ReceivedSpan, TokenPrompt
-from pdd.cli.deployment import Deployment, run_deployment
-from pdd.cli.state import Phase, RoleStatus
-from pdd.cli.supervisor import Timing
-from pdd.cli.topology_file import load_topology
+from pdd.cli.ask.client import RouterClient
+from pdd.cli.ask.conversation import Draw, Pins, Question, ReceivedAnswer, ReceivedSpan, TokenPrompt
+from pdd.cli.deploy.deployment import Deployment, run_deployment
+from pdd.cli.deploy.state import Phase, RoleStatus
+from pdd.cli.deploy.supervisor import Timing
+from pdd.cli.topology.file import load_topology
 from pdd.core.request import Sampling
 from pdd.core.topology import LOOPBACK, Address, Topology
 from pdd.core.units import BitsPerSecond, Seconds
 from pdd.engine.catalog import find_model
-from pdd.engine.scripted import scripted_answer
+from pdd.engine.scripted.engine import scripted_answer
 from pdd.kvnode.base import NodeStats
 from pdd.kvnode.client import TcpNodeClient
 from pdd.transport.emulate_control import LinkRequest, LinkState, ask_link

@@ -14,16 +14,16 @@ from pdd.core.kv_format import DType, KvFormat, uniform_attention_format
 from pdd.core.request import GREEDY, Role, Sampling
 from pdd.core.topology import PolicyTable
 from pdd.core.units import BytesPerSecond, Seconds
-from pdd.engine.scripted import Script, ScriptedEngine, scripted_answer
+from pdd.engine.scripted.engine import Script, ScriptedEngine, scripted_answer
 from pdd.kvnode.memory import MemoryNode
 from pdd.kvnode.memory_line import MemoryLine
 from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.protocol.relay import Command
 from pdd.router.base import EmittedSpan, RequestReport, Steering, TokenRequest
 from pdd.router.clock import LoopClock
-from pdd.router.driver import Driver
-from pdd.router.pool import Worker
-from pdd.router.settings import DriverSettings
+from pdd.router.driver.pool import Worker
+from pdd.router.driver.service import Driver
+from pdd.router.driver.settings import DriverSettings
 
 VOCAB_SIZE = 1000
 BLOCK_TOKENS = 16

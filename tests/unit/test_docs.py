@@ -13,9 +13,9 @@ import pytest
 
 from pdd.cli import build_parser
 from pdd.core.topology import EngineTable, LinkTable, NodeTable, PolicyTable, RouterTable, TenantTable, Topology
-from pdd.engine.wire_request import GenerateBody, SamplingBody, TransferBody
+from pdd.engine.http.wire_request import GenerateBody, SamplingBody, TransferBody
 from pdd.protocol import peer
-from pdd.router import parameters
+from pdd.router.api import parameters
 from pdd.router.base import RequestReport
 from pdd.telemetry.metrics import RouterMetrics
 

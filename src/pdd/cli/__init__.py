@@ -16,7 +16,16 @@ from typing import cast
 from pdd.cli.options import Command, Run, Subparsers
 from pdd.cli.output import Parser, exit_code_of, root_cause, show_error
 
-_COMMAND_MODULES = ("up", "ask", "demo", "verify", "status", "link", "role", "version")
+_COMMAND_MODULES = (
+    "deploy.up",
+    "ask.command",
+    "demo.command",
+    "verify.command",
+    "deploy.status",
+    "deploy.link",
+    "roles.command",
+    "version",
+)
 """In the order in which ``pdd --help`` lists them."""
 _EXIT_INTERRUPTED = 130
 

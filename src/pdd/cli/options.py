@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from pdd.cli.deploy.state import default_state_root
 from pdd.cli.quantities import Dimension, describe, parse_quantity
-from pdd.cli.state import default_state_root
 from pdd.core.errors import ConfigError
 
 Run = Callable[[argparse.Namespace], int]

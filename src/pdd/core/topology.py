@@ -1,6 +1,6 @@
 """Which roles run where, and what joins them: one deployment as plain data.
 
-Read from a TOML file by ``pdd.cli.topology_file``, which also checks it (names resolve, ports are free, an arena holds a
+Read from a TOML file by ``pdd.cli.topology.file``, which also checks it (names resolve, ports are free, an arena holds a
 request). Unknown keys are refused. A *resolved* topology has no port 0 left and, for every link, one forwarding port per
 endpoint that is reached across it; that is what roles are started with.
 """

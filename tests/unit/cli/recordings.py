@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdd.cli.conversation import ReceivedAnswer, ReceivedSpan, ReportedEvent, RouterReport
+from pdd.cli.ask.conversation import ReceivedAnswer, ReceivedSpan, ReportedEvent, RouterReport
 from pdd.core.request import Role, Route
 from pdd.core.units import Bytes, Seconds
 

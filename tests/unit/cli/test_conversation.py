@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pdd.cli.conversation import (
+from pdd.cli.ask.conversation import (
     AnswerBuilder,
     ChatMessage,
     Conversation,

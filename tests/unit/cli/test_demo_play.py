@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pdd.cli.conversation import Conversation, Question, ReceivedAnswer, SpanListener
-from pdd.cli.demo_play import (
+from pdd.cli.ask.conversation import Conversation, Question, ReceivedAnswer, SpanListener
+from pdd.cli.demo.play import (
     FEWEST_ANSWER_TOKENS,
     MOST_ANSWER_TOKENS,
     Runs,
@@ -14,7 +14,7 @@ from pdd.cli.demo_play import (
     play,
     record,
 )
-from pdd.cli.demo_show import print_results, print_verdict
+from pdd.cli.demo.show import print_results, print_verdict
 from pdd.core.request import Route
 from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model

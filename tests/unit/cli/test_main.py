@@ -95,10 +95,10 @@ def test_the_cause_inside_of_groups_is_found():
     ("program", "absent"),
     [
         ("import pdd.cli; pdd.cli.build_parser()", ("torch", "aiohttp", "numpy", "tokenizers", "openai")),
-        ("import pdd.cli.status, pdd.cli.topology_ports, pdd.kvnode.client", ("torch", "aiohttp")),
-        ("import pdd.cli.role_node, pdd.cli.role", ("torch", "aiohttp", "pdd.engine.embedded", "pdd.router")),
-        ("import pdd.cli.role_wan", ("torch", "aiohttp", "pdd.kvnode.server", "pdd.router")),
-        ("import pdd.cli.role_engine", ("torch", "pdd.router")),
+        ("import pdd.cli.deploy.status, pdd.cli.topology.ports, pdd.kvnode.client", ("torch", "aiohttp")),
+        ("import pdd.cli.roles.node, pdd.cli.roles.command", ("torch", "aiohttp", "pdd.engine.embedded", "pdd.router")),
+        ("import pdd.cli.roles.wan", ("torch", "aiohttp", "pdd.kvnode.server", "pdd.router")),
+        ("import pdd.cli.roles.engine", ("torch", "pdd.router")),
     ],
 )
 def test_a_command_imports_only_what_it_needs(program, absent):

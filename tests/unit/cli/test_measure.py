@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdd.cli.measure import bound_handoff, count_extends, count_tokens, first_time, last_time, measure, record_of
+from pdd.cli.ask.measure import bound_handoff, count_extends, count_tokens, first_time, last_time, measure, record_of
 from pdd.core.units import Seconds
 from tests.unit.cli.recordings import MD, RLD, P, answer, direct, event, relayed, spans
 

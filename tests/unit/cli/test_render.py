@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from pdd.cli.render import format_bytes, format_seconds, legend, path_of, print_answer, tabulate
+from pdd.cli.ask.render import format_bytes, format_seconds, legend, path_of, print_answer, tabulate
 from pdd.core.units import Bytes, Seconds
 from tests.unit.cli.recordings import MD, RLD, P, direct, relayed, spans
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from pdd.cli.state import (
+from pdd.cli.deploy.state import (
     RoleKind,
     RoleStatus,
     RunStatus,

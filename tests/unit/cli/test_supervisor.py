@@ -1,6 +1,6 @@
 """How long the supervisor waits before it starts a dead role again."""
 
-from pdd.cli.supervisor import Backoff, Timing
+from pdd.cli.deploy.supervisor import Backoff, Timing
 
 
 def test_the_pause_doubles_up_to_its_limit():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdd.cli.timeline import Stretch, TimelineRow, draw, draw_axis, rows_of
+from pdd.cli.ask.timeline import Stretch, TimelineRow, draw, draw_axis, rows_of
 from pdd.core.units import Seconds
 from tests.unit.cli.recordings import MD, P, answer, direct, relayed, spans
 

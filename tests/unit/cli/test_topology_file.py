@@ -2,8 +2,8 @@
 
 import pytest
 
-from pdd.cli.topology_check import Exposure
-from pdd.cli.topology_file import load_topology, packaged_topologies, parse_topology
+from pdd.cli.topology.check import Exposure
+from pdd.cli.topology.file import load_topology, packaged_topologies, parse_topology
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role
 

@@ -5,8 +5,8 @@ import socket
 import msgspec
 import pytest
 
-from pdd.cli.topology_file import load_topology
-from pdd.cli.topology_ports import read_resolved, require_resolved, resolve, write_resolved
+from pdd.cli.topology.file import load_topology
+from pdd.cli.topology.ports import read_resolved, require_resolved, resolve, write_resolved
 from pdd.core.errors import ConfigError
 from pdd.core.topology import LOOPBACK
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pdd.cli.prompts import make_prompts
-from pdd.cli.verify_cases import (
+from pdd.cli.verify.cases import (
     CATCH_UP_AFTER,
     ONE_SHOT_AFTER,
     REFERENCE_TOKENS,
@@ -23,6 +22,7 @@ from pdd.cli.verify_cases import (
     per_case,
     trials_of,
 )
+from pdd.cli.verify.prompts import make_prompts
 from pdd.core.request import HandoffMode, Route
 from tests.unit.cli.recordings import MD, RLD, P, answer, event, spans
 

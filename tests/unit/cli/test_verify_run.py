@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from pdd.cli.conversation import Question, ReceivedAnswer, SpanListener, TokenPrompt
-from pdd.cli.prompts import Prompt
-from pdd.cli.verify_cases import REFERENCE_TOKENS
-from pdd.cli.verify_run import CONCURRENCY, Setup, count_jobs, run_trials
+from pdd.cli.ask.conversation import Question, ReceivedAnswer, SpanListener, TokenPrompt
+from pdd.cli.verify.cases import REFERENCE_TOKENS
+from pdd.cli.verify.prompts import Prompt
+from pdd.cli.verify.run import CONCURRENCY, Setup, count_jobs, run_trials
 from pdd.core.errors import Unavailable, WorkerFailed
 from pdd.core.ids import WorkerId
 from pdd.core.request import FinishReason, Generation, HandoffMode, Route, TokenSpan

@@ -10,7 +10,7 @@ from pdd.core.errors import NodeFailed
 from pdd.core.ids import RequestId, Salt, WorkerId
 from pdd.core.kv_format import DType, KvFormat, uniform_attention_format
 from pdd.core.request import GREEDY, Generation, Sampling, TokenSpan
-from pdd.engine.scripted import Script, ScriptedEngine
+from pdd.engine.scripted.engine import Script, ScriptedEngine
 
 FORMAT: KvFormat = uniform_attention_format(
     model="script", num_layers=2, num_kv_heads=1, head_dim=5, dtype=DType.FLOAT16, block_tokens=4

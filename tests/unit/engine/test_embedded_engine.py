@@ -18,7 +18,7 @@ from pdd.core.errors import (
 from pdd.core.ids import WorkerId
 from pdd.core.request import FinishReason
 from pdd.engine.catalog import find_model
-from pdd.engine.contract import SpanContract
+from pdd.engine.http.contract import SpanContract
 from tests.support.embedded import SEEDED, FakeStore, generation, make_core, prompt, run
 
 from pdd.engine.embedded.engine import EmbeddedSettings, open_embedded_engine  # isort: skip  # torch, after its environment

@@ -6,7 +6,7 @@ import pytest
 
 from pdd.core.errors import WorkerFailed
 from pdd.core.request import FinishReason, TokenSpan
-from pdd.engine.contract import SpanContract
+from pdd.engine.http.contract import SpanContract
 from tests.unit.engine.scripted_support import generation
 
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP

@@ -17,10 +17,10 @@ from pdd.core.errors import (
 from pdd.core.request import FinishReason, Sampling, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
-from pdd.engine.http_errors import error_of_response, reply_to
-from pdd.engine.sse import KEEP_ALIVE, MAX_EVENT_BYTES, EventReader, encode_event
-from pdd.engine.wire_reply import decode_event, decode_info, encode_info, encode_span
-from pdd.engine.wire_request import decode_body, encode_generation, read_generation
+from pdd.engine.http.errors import error_of_response, reply_to
+from pdd.engine.http.sse import KEEP_ALIVE, MAX_EVENT_BYTES, EventReader, encode_event
+from pdd.engine.http.wire_reply import decode_event, decode_info, encode_info, encode_span
+from pdd.engine.http.wire_request import decode_body, encode_generation, read_generation
 from tests.unit.engine.scripted_support import SEEDED, generation
 
 INFO = EngineInfo(model="m", max_model_tokens=100, block_tokens=16, instance="i")

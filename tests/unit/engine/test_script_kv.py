@@ -10,8 +10,8 @@ from pdd.core.errors import RemoteProtocolError
 from pdd.core.ids import Salt
 from pdd.core.request import GREEDY
 from pdd.core.units import Bytes
-from pdd.engine.script_kv import block_payload
-from pdd.engine.scripted import Script, scripted_answer
+from pdd.engine.scripted.engine import Script, scripted_answer
+from pdd.engine.scripted.kv import block_payload
 from pdd.sim.loop import run
 from tests.unit.engine.scripted_support import (
     FORMAT,

@@ -7,8 +7,8 @@ import pytest
 
 from pdd.core.errors import CapacityExhausted, ContextTooLong, InvalidRequest, Unavailable, WorkerFailed
 from pdd.core.request import GREEDY, FinishReason, Sampling
-from pdd.engine.contract import SpanContract
-from pdd.engine.scripted import Faults, Garbage, Script, scripted_answer
+from pdd.engine.http.contract import SpanContract
+from pdd.engine.scripted.engine import Faults, Garbage, Script, scripted_answer
 from pdd.sim.loop import run
 from tests.unit.engine.scripted_support import (
     PROMPT,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pdd.core.errors import ContextTooLong, InvalidRequest, UnknownModel
 from pdd.core.request import Generation, Sampling
 from pdd.engine.base import EngineInfo
-from pdd.engine.http_errors import reply_to
-from pdd.engine.wire_request import decode_body, read_generation
+from pdd.engine.http.errors import reply_to
+from pdd.engine.http.wire_request import decode_body, read_generation
 
 INFO = EngineInfo(model="m", max_model_tokens=100, block_tokens=16, instance="i")
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pdd.core.ids import TenantId
 from pdd.core.request import FinishReason
 from pdd.engine.catalog import TextAssets, find_model
-from pdd.router.answers import AnswerMemory, AnswerTokens, ConversationEncoder, PromptDigest
-from pdd.router.schema import Message
-from pdd.router.text import AnswerText
-from pdd.router.tokenizer import TextCodec
+from pdd.router.api.answers import AnswerMemory, AnswerTokens, ConversationEncoder, PromptDigest
+from pdd.router.api.schema import Message
+from pdd.router.api.text import AnswerText
+from pdd.router.api.tokenizer import TextCodec
 
 ASSETS = find_model("scripted").load_text()
 CODEC = TextCodec(ASSETS)

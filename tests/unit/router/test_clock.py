@@ -4,7 +4,7 @@ import pytest
 
 from pdd.core.units import Seconds
 from pdd.router.clock import LoopClock
-from pdd.router.patience import Patience
+from pdd.router.driver.patience import Patience
 from pdd.sim.loop import run
 
 

@@ -10,7 +10,7 @@ import pytest
 from pdd.core.errors import CapacityExhausted, ContextTooLong, LocalProtocolError, Unavailable
 from pdd.core.request import FinishReason, HandoffMode, Role, Route
 from pdd.core.units import Seconds
-from pdd.engine.scripted import Faults
+from pdd.engine.scripted.engine import Faults
 from pdd.protocol import relay
 from pdd.router.base import EmittedSpan, Steering
 from pdd.sim.loop import run

@@ -8,7 +8,7 @@ from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.policy.route import RouteView
 from pdd.protocol.relay import AskHandoff, RelayPlan
 from pdd.router.base import Steering
-from pdd.router.choices import decide_handoff, decide_route, plan_relay
+from pdd.router.driver.choices import decide_handoff, decide_route, plan_relay
 from tests.support.worlds import make_request
 
 POLICY = PolicyTable()

@@ -14,11 +14,11 @@ from pdd.kvnode.base import ReplicationProgress
 from pdd.protocol import relay
 from pdd.router.base import EmittedSpan
 from pdd.router.clock import LoopClock
-from pdd.router.lines import LineBook
-from pdd.router.mailbox import Inbox, Outbox
-from pdd.router.pool import Pool, Worker
-from pdd.router.seats import RequestSeats
-from pdd.router.settings import DriverSettings
+from pdd.router.driver.lines import LineBook
+from pdd.router.driver.mailbox import Inbox, Outbox
+from pdd.router.driver.pool import Pool, Worker
+from pdd.router.driver.seats import RequestSeats
+from pdd.router.driver.settings import DriverSettings
 from pdd.sim.loop import run
 from tests.support.worlds import WorldSpec, build_world
 

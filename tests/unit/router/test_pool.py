@@ -10,8 +10,8 @@ from pdd.core.request import Generation, Role, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.kvnode.memory_network import MemoryNetwork
-from pdd.router.pool import Pool, Worker
-from pdd.router.settings import DriverSettings
+from pdd.router.driver.pool import Pool, Worker
+from pdd.router.driver.settings import DriverSettings
 from pdd.sim.loop import run
 from tests.support.worlds import KV_FORMAT
 

@@ -6,8 +6,8 @@ import pytest
 
 from pdd.core.errors import InvalidRequest
 from pdd.core.request import HandoffMode, Route
+from pdd.router.api.schema import Message, check_token_ids, parse_chat, parse_completion
 from pdd.router.base import Steering
-from pdd.router.schema import Message, check_token_ids, parse_chat, parse_completion
 
 
 def chat(**fields):

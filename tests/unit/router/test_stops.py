@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdd.router.stops import StopScanner
+from pdd.router.api.stops import StopScanner
 
 ALPHABET = "ab"
 TEXTS = st.text(ALPHABET, max_size=24)

@@ -5,7 +5,7 @@ import pytest
 from pdd.core.errors import ConfigError, Unauthorized
 from pdd.core.ids import TenantId
 from pdd.core.topology import TenantTable
-from pdd.router.tenants import LOCAL_TENANT, Tenants, derive_salt
+from pdd.router.api.tenants import LOCAL_TENANT, Tenants, derive_salt
 
 ALICE = TenantTable(name="alice", api_key="key-a")
 BOB = TenantTable(name="bob", api_key="key-b")

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from pdd.core.request import FinishReason
 from pdd.engine.catalog import find_model
-from pdd.router.text import AnswerText
-from pdd.router.tokenizer import TextCodec
+from pdd.router.api.text import AnswerText
+from pdd.router.api.tokenizer import TextCodec
 
 ASSETS = find_model("scripted").load_text()
 CODEC = TextCodec(ASSETS)

@@ -7,8 +7,8 @@ import pytest
 
 from pdd.core.errors import ConfigError, InvalidRequest
 from pdd.engine.catalog import find_model
-from pdd.router.schema import Message
-from pdd.router.tokenizer import TextCodec
+from pdd.router.api.schema import Message
+from pdd.router.api.tokenizer import TextCodec
 
 ASSETS = find_model("scripted").load_text()
 

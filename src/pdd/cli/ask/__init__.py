@@ -1,0 +1,1 @@
+"""Asking the router one thing, and showing who computed which token."""

@@ -1,0 +1,1 @@
+"""A relayed answer, and what the relay is good for."""

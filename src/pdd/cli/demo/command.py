@@ -1,0 +1,91 @@
+"""``pdd demo``: one real answer starts in cluster A and finishes in cluster B, and one sees what that is good for."""
+
+from __future__ import annotations
+
+import argparse
+
+from pdd.cli.ask.render import open_console
+from pdd.cli.options import Subparsers, add_json
+from pdd.cli.output import EXIT_FAILURE, print_json
+from pdd.core.request import Role
+from pdd.core.topology import LinkTable, Topology
+from pdd.core.units import Bytes, Seconds, bytes_per_second, transfer_time
+
+
+def add_commands(commands: Subparsers) -> None:
+    """Adds ``pdd demo``."""
+    parser = commands.add_parser(
+        "demo",
+        help="see a relayed answer, and what the relay is good for",
+        description="Starts a whole deployment on this machine and has it answer one prompt with the relay, the same "
+        "prompt without, and a second turn of the first conversation. Shows who computed which token, when what "
+        "happened, and the waits in seconds. Takes a minute or two; exit code 1 if the relay changed the text.",
+        epilog="With --json: runs (name, route, ttft_s, ttst_s, max_itl_s, median_itl_s in seconds, p_tokens, "
+        "rld_tokens, md_tokens, wan_kv_bytes in bytes, text, exact) and checks.",
+    )
+    parser.add_argument(
+        "--topology",
+        default="default",
+        metavar="TOPOLOGY",
+        help="a packaged topology's name or a TOML file; needs the three roles (default: %(default)s)",
+    )
+    add_json(parser)
+    parser.set_defaults(run=run_demo)
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    """Plays the demo.
+
+    Raises:
+        PddError: the deployment could not be started, or an answer was refused or broke off.
+    """
+    from pdd.cli.deploy.launch import run_to_the_end
+
+    return run_to_the_end(_demo(args))
+
+
+async def _demo(args: argparse.Namespace) -> int:
+    from pdd.cli.ask.client import RouterClient
+    from pdd.cli.demo.play import choose_answer_tokens, judge, load_script, measure_pace, play, record
+    from pdd.cli.demo.show import DemoStage, QuietStage, introduce, print_results, print_verdict
+    from pdd.cli.deploy.launch import launched
+    from pdd.cli.topology.file import load_topology
+    from pdd.engine.catalog import find_model
+    from pdd.router.api.schema import Message
+    from pdd.router.api.tokenizer import TextCodec
+
+    topology, script = load_topology(args.topology), load_script()
+    model = find_model(topology.model)
+    codec = TextCodec(model.load_text())
+    rendered = codec.render_chat((Message(role="user", content=script.first_message),))
+    prompt_tokens = len(await codec.encode(rendered))
+    kv = Bytes(model.kv_format(topology.block_tokens).bytes_per_token * prompt_tokens)
+    progress, console = open_console(stderr=True), open_console(stderr=bool(args.json))
+    line = _line_to_main(topology)
+    introduce(console, model=topology.model, line=line, prompt_tokens=prompt_tokens, kv=kv)
+    async with launched(topology, progress) as deployment, RouterClient.of(deployment) as client:
+        stage = QuietStage(progress) if args.json else DemoStage(console)
+        pace = await measure_pace(client, model=topology.model)
+        answer_tokens = choose_answer_tokens(crossing=_crossing(kv, line), pace=pace)
+        runs = await play(client, script, model=topology.model, answer_tokens=answer_tokens, stage=stage)
+    round_trip = Seconds(2 * line.delay_s if line else 0.0)
+    verdict = judge(runs, round_trip=round_trip, block_tokens=topology.block_tokens)
+    if args.json:
+        print_json(record(runs, verdict))
+    else:
+        print_results(console, runs)
+        print_verdict(console, runs, verdict)
+    return 0 if runs.exact else EXIT_FAILURE
+
+
+def _crossing(size: Bytes, line: LinkTable | None) -> Seconds:
+    """How long ``size`` takes on the line, if there is one."""
+    if line is None:
+        return Seconds(0.0)
+    return transfer_time(size, bytes_per_second(line.rate_bits_per_s))
+
+
+def _line_to_main(topology: Topology) -> LinkTable | None:
+    """The emulated line that the KV cache crosses on its way to main decode."""
+    prefill, main = topology.engines_of(Role.PREFILL)[0], topology.engines_of(Role.MAIN_DECODE)[0]
+    return topology.link_between(prefill.cluster, main.cluster)

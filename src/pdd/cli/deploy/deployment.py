@@ -1,0 +1,114 @@
+"""A whole deployment on this machine: resolves a topology, runs every role of it as a process, and stops them all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdd.cli.deploy.state import RoleKind, RoleStatus, RunDirectory, run_directory
+from pdd.cli.deploy.supervisor import RoleCommand, Supervisor, Timing
+from pdd.cli.quantities import format_memory
+from pdd.cli.topology.check import ROUTER_NAME
+from pdd.cli.topology.ports import resolve, write_resolved
+from pdd.core.errors import ConfigError
+from pdd.core.topology import LOOPBACK, Address, Topology
+
+_WILDCARD_HOSTS = ("0.0.0.0", "::")  # noqa: S104 (recognised, not bound)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """A deployment that runs; every role has been ready."""
+
+    topology: Topology
+    """Resolved: no port is 0."""
+    run: RunDirectory
+    supervisor: Supervisor
+
+    @property
+    def router_url(self) -> str:
+        """Where a client on this machine finds the front door, without a trailing slash."""
+        router = self.topology.router
+        host = LOOPBACK if router.host in _WILDCARD_HOSTS else router.host
+        return f"http://{Address(host=host, port=router.port)}"
+
+    @property
+    def api_key(self) -> str | None:
+        """A key that the front door accepts; None where it asks for none."""
+        tenants = self.topology.router.tenants
+        return tenants[0].api_key if tenants else None
+
+    @property
+    def roles(self) -> tuple[RoleStatus, ...]:
+        return self.supervisor.statuses
+
+
+@asynccontextmanager
+async def run_deployment(
+    topology: Topology,
+    *,
+    state_root: Path,
+    on_change: Callable[[RoleStatus], None] = lambda _: None,
+    timing: Timing | None = None,
+) -> AsyncGenerator[Deployment]:
+    """Yields when every role is ready; leaving the context stops them all and waits until they are gone.
+
+    Raises:
+        ConfigError: a port is in use, the deployment runs already, or a role found its configuration wrong; in a
+            group if that happens later than that.
+    """
+    run = run_directory(state_root, topology.name)
+    with run.hold():
+        run.status_file.unlink(missing_ok=True)
+        run.set_old_logs_aside()
+        resolved = resolve(topology)
+        for node in resolved.nodes:
+            run.node_socket(node.name)
+        _require_memory(resolved)
+        write_resolved(resolved, run.topology_file)
+        supervisor = Supervisor(
+            tuple(role_commands(resolved, run)), run, on_change=on_change, timing=timing or Timing()
+        )
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(supervisor.run())
+            try:
+                await supervisor.wait_until_ready()
+                yield Deployment(topology=resolved, run=run, supervisor=supervisor)
+            finally:
+                task.cancel()
+
+
+def _require_memory(topology: Topology) -> None:
+    """Each node checks its own arena; only here it is known that they share one machine."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    arenas = sum(node.arena_bytes for node in topology.nodes)
+    if arenas > physical:
+        raise ConfigError(
+            f"{topology.name}: nodes: their arenas are {format_memory(arenas)} together, but this machine has "
+            f"{format_memory(physical)} of memory"
+        )
+
+
+def role_commands(topology: Topology, run: RunDirectory) -> Iterator[RoleCommand]:
+    """Nodes and links come first: engines look for their node, and everything beyond a link needs that link.
+
+    The router comes last, so that it finds every worker up and can serve the moment it is ready.
+    """
+    for node in topology.nodes:
+        yield _command(RoleKind.NODE, node.name, 0, run)
+    for link in topology.links:
+        yield _command(RoleKind.WAN, link.name, 0, run)
+    for engine in topology.engines:
+        yield _command(RoleKind.ENGINE, engine.name, 1, run)
+    yield _command(RoleKind.ROUTER, ROUTER_NAME, 2, run)
+
+
+def _command(kind: RoleKind, name: str, stage: int, run: RunDirectory) -> RoleCommand:
+    program = (sys.executable, "-m", "pdd.cli", kind.value)
+    arguments = ("--topology", str(run.topology_file), "--name", name, "--state-dir", str(run.path.parent))
+    return RoleCommand(name=name, kind=kind, stage=stage, arguments=program + arguments)

@@ -1,0 +1,188 @@
+"""``pdd status``: what a running deployment does, asked of its live processes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from pdd.cli.deploy.link import describe_link
+from pdd.cli.deploy.state import Phase, RoleKind, RoleStatus, RunDirectory, find_live_run
+from pdd.cli.options import Subparsers, add_json, add_run, add_state_dir
+from pdd.cli.output import print_json
+from pdd.cli.quantities import format_size
+from pdd.core.errors import PddError
+from pdd.core.topology import LOOPBACK, Address, Topology
+from pdd.core.units import Seconds
+from pdd.transport.emulate_control import LinkState, Show, ask_link
+
+_PATIENCE = Seconds(3.0)
+_MAX_REPLY_BYTES = 1024 * 1024
+
+Details = dict[str, Any] | None
+"""What a live process said about itself; None if it did not answer."""
+
+
+def add_commands(commands: Subparsers) -> None:
+    """Adds ``pdd status``."""
+    parser = commands.add_parser(
+        "status",
+        help="show what a running deployment does",
+        description="Show the roles of a running deployment, with what each live process says about itself.",
+        epilog="Exit code 0 if every role answers, else 1. Sizes are in blocks of KV, or in bytes where a unit says so.",
+    )
+    add_run(parser)
+    add_state_dir(parser)
+    add_json(parser)
+    parser.set_defaults(run=run_status)
+
+
+def run_status(arguments: argparse.Namespace) -> int:
+    """Prints the status; 0 if every role is ready and answers."""
+    from pdd.cli.topology.ports import read_resolved
+
+    run = find_live_run(arguments.state_dir, arguments.run_name)
+    topology = read_resolved(run.topology_file)
+    status = run.read_status()
+    roles = status.roles if status is not None else ()
+    details = asyncio.run(_ask_everyone(topology, roles))
+    healthy = bool(roles) and all(found is not None for found in details)
+    if arguments.json:
+        print_json(_as_object(run, topology, roles, details, healthy=healthy))
+    else:
+        _print_table(run, topology, roles, details)
+    return 0 if healthy else 1
+
+
+def _as_object(
+    run: RunDirectory,
+    topology: Topology,
+    roles: tuple[RoleStatus, ...],
+    details: tuple[Details, ...],
+    *,
+    healthy: bool,
+) -> dict[str, object]:
+    router = topology.router
+    return {
+        "topology": topology.name,
+        "model": topology.model,
+        "url": f"http://{Address(host=router.host, port=router.port)}",
+        "state_dir": str(run.path),
+        "healthy": healthy,
+        "roles": [
+            {**msgspec.to_builtins(role), "answers": found is not None, "details": found}
+            for role, found in zip(roles, details, strict=True)
+        ],
+    }
+
+
+async def _ask_everyone(topology: Topology, roles: tuple[RoleStatus, ...]) -> tuple[Details, ...]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_ask(topology, role)) for role in roles]
+    return tuple(task.result() for task in tasks)
+
+
+async def _ask(topology: Topology, role: RoleStatus) -> Details:
+    if role.phase is not Phase.READY:
+        return None
+    askers: dict[RoleKind, Callable[[Topology, str], Awaitable[dict[str, Any]]]] = {
+        RoleKind.NODE: _ask_node,
+        RoleKind.WAN: _ask_wan,
+        RoleKind.ENGINE: _ask_engine,
+        RoleKind.ROUTER: _ask_router,
+    }
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return await askers[role.kind](topology, role.name)
+    except (PddError, OSError, TimeoutError, http.client.HTTPException, msgspec.DecodeError):
+        return None
+
+
+async def _ask_wan(topology: Topology, name: str) -> dict[str, Any]:
+    control = Address(host=LOOPBACK, port=topology.link(name).control_port)
+    return msgspec.to_builtins(await ask_link(control, Show()))
+
+
+async def _ask_engine(topology: Topology, name: str) -> dict[str, Any]:
+    from pdd.engine.http.wire_reply import INFO_PATH
+
+    engine = topology.engine(name)
+    return await asyncio.to_thread(_get, Address(host=engine.host, port=engine.port), INFO_PATH)
+
+
+async def _ask_router(topology: Topology, name: str) -> dict[str, Any]:
+    del name  # there is one
+    router = topology.router
+    return await asyncio.to_thread(_get, Address(host=router.host, port=router.port), "/health")
+
+
+def _get(address: Address, path: str) -> dict[str, Any]:
+    """One HTTP GET; an unhealthy answer is an answer too."""
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=_PATIENCE)
+    try:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        return {"status": reply.status, **msgspec.json.decode(reply.read(_MAX_REPLY_BYTES), type=dict[str, Any])}
+    finally:
+        connection.close()
+
+
+def _print_table(
+    run: RunDirectory, topology: Topology, roles: tuple[RoleStatus, ...], details: tuple[Details, ...]
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("role", "name", "phase", "pid", "restarts", "answers", ""):
+        table.add_column(heading, overflow="fold")
+    for role, found in zip(roles, details, strict=True):
+        pid = "" if role.pid is None else str(role.pid)
+        answers = "yes" if found is not None else "no"
+        summary = _summarize(role, found)
+        table.add_row(role.kind.value, role.name, role.phase.value, pid, str(role.restarts), answers, summary)
+    router = topology.router
+    address = Address(host=router.host, port=router.port)
+    console.print(f"{topology.name}: {topology.model} at http://{address}/v1, files in {run.path}", soft_wrap=True)
+    console.print(table)
+
+
+def _summarize(role: RoleStatus, details: Details) -> str:
+    if details is None:
+        return role.last_exit or ""
+    match role.kind:
+        case RoleKind.WAN:
+            return describe_link(msgspec.convert(details, LinkState)).partition(": ")[2]
+        case RoleKind.NODE:
+            return _summarize_node(details)
+        case RoleKind.ENGINE:
+            return str(details.get("model", ""))
+        case RoleKind.ROUTER:
+            return str(details.get("status", ""))
+
+
+def _summarize_node(stats: dict[str, Any]) -> str:
+    sent = sum(stats["sent_bytes"].values())
+    received = sum(stats["received_bytes"].values())
+    return (
+        f"{stats['held_blocks']}/{stats['capacity_blocks']} blocks held, {stats['leased_blocks']} leased, "
+        f"{stats['reserved_blocks']} reserved, {stats['orders']} orders; KV sent {format_size(sent)}, "
+        f"received {format_size(received)}"
+    )
+
+
+async def _ask_node(topology: Topology, name: str) -> dict[str, Any]:
+    from pdd.cli.topology.check import block_tokens_of
+    from pdd.engine.catalog import find_model
+    from pdd.kvnode.client import TcpNodeClient
+
+    node = topology.node(name)
+    kv_format = find_model(topology.model).kv_format(block_tokens_of(topology, node))
+    address = Address(host=node.host, port=node.port)
+    async with TcpNodeClient(node=node.name, address=address, kv_format=kv_format) as client:
+        return msgspec.to_builtins(await client.stats())

@@ -1,0 +1,147 @@
+"""``pdd up``: runs and supervises every role of a topology on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+from rich.console import Console
+
+from pdd.cli.deploy.state import Phase, RoleStatus, default_state_root
+from pdd.cli.options import Subparsers, add_json, add_state_dir, port
+from pdd.cli.output import exit_code_of, print_json, root_cause, show_error
+from pdd.core.topology import Topology
+
+
+def add_commands(commands: Subparsers) -> None:
+    """Adds ``pdd up``."""
+    parser = commands.add_parser(
+        "up",
+        help="run every role of a topology on this machine",
+        description="Run every role of a topology on this machine, start dead ones again, and stop them all on Ctrl-C.",
+        epilog="With --json one object is printed when every role is ready: topology, url, state_dir and roles.",
+    )
+    parser.add_argument(
+        "topology",
+        nargs="?",
+        default="default",
+        metavar="TOPOLOGY",
+        help="default, scripted (no model), tiny (random weights), or a TOML file (default: %(default)s)",
+    )
+    parser.add_argument("--port", type=port, help="the router's port, 0 for any that is free (default: the topology's)")
+    parser.add_argument(
+        "--insecure-plaintext",
+        action="store_true",
+        help="allow nodes and engines, whose traffic is not encrypted, to listen on other addresses than loopback",
+    )
+    add_state_dir(parser)
+    add_json(parser)
+    parser.set_defaults(run=run_up)
+
+
+def run_up(arguments: argparse.Namespace) -> int:
+    """Runs until SIGINT or SIGTERM."""
+    progress = _Progress(Console(stderr=arguments.json, highlight=False))
+    try:
+        asyncio.run(_up(_load(arguments), arguments, progress))
+    except Exception as raised:
+        if not (arguments.json and progress.announced):
+            raise
+        # The one JSON object has been printed: what goes wrong later can only go to stderr.
+        error = root_cause(raised)
+        show_error(error, as_json=False)
+        return exit_code_of(error)
+    return 0
+
+
+def _load(arguments: argparse.Namespace) -> Topology:
+    from pdd.cli.topology.check import Exposure
+    from pdd.cli.topology.file import load_topology
+
+    exposure = Exposure.INSECURE_PLAINTEXT if arguments.insecure_plaintext else Exposure.LOOPBACK
+    topology = load_topology(arguments.topology, exposure=exposure)
+    if arguments.port is None:
+        return topology
+    router = msgspec.structs.replace(topology.router, port=arguments.port)
+    return msgspec.structs.replace(topology, router=router)
+
+
+async def _up(topology: Topology, arguments: argparse.Namespace, progress: _Progress) -> None:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(_serve(topology, arguments, progress))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, _stop, task, progress)
+
+
+async def _serve(topology: Topology, arguments: argparse.Namespace, progress: _Progress) -> None:
+    from pdd.cli.deploy.deployment import run_deployment
+
+    async with run_deployment(topology, state_root=arguments.state_dir, on_change=progress) as deployment:
+        if arguments.json:
+            print_json(
+                {
+                    "topology": deployment.topology.name,
+                    "url": deployment.router_url,
+                    "state_dir": str(deployment.run.path),
+                    "roles": msgspec.to_builtins(deployment.roles),
+                }
+            )
+        progress.announce(deployment.topology, deployment.router_url, state_dir=arguments.state_dir)
+        await asyncio.Event().wait()
+
+
+def _stop(task: asyncio.Task[None], progress: _Progress) -> None:
+    """Stopping takes seconds at most, so asking again changes nothing."""
+    if not task.cancelling():
+        progress.stopping()
+        task.cancel()
+
+
+class _Progress:
+    """Tells people what the roles are doing, one line for each thing that matters."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = monotonic()
+        self.announced = False
+        """Whether people were told that it runs."""
+
+    def __call__(self, role: RoleStatus) -> None:
+        label = f"{role.kind.value:7} {role.name}"
+        match role.phase:
+            case Phase.READY:
+                self._console.print(f"[green]ready[/]    {label}  ({role.ready_after_s:.1f} s, pid {role.pid})")
+            case Phase.RESTARTING:
+                self._console.print(f"[yellow]restart[/]  {label}  {role.last_exit}; its log: {role.log}")
+            case Phase.REFUSED:
+                self._console.print(f"[red]refused[/]  {label}")
+            case Phase.WAITING | Phase.STARTING | Phase.STOPPED:
+                pass
+
+    def announce(self, topology: Topology, url: str, *, state_dir: Path) -> None:
+        """Everything runs: says where, and what to try."""
+        self.announced = True
+        body = (
+            f'{{"model": "{topology.model}", "max_tokens": 64, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+        )
+        self._console.print(f"\nAll roles are ready after {monotonic() - self._began:.1f} s: {url}/v1\nTry, elsewhere:")
+        key = " -H 'Authorization: Bearer KEY'" if topology.router.tenants else ""
+        api_key = " --api-key KEY" if topology.router.tenants else ""
+        elsewhere = "" if state_dir == default_state_root() else f" --state-dir {state_dir}"
+        lines = [
+            f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+            f"  pdd ask --url {url}{api_key} 'Why is the sky blue?'",
+            f"  pdd status{elsewhere}",
+            *(f"  pdd link {link.name} --stall 5{elsewhere}" for link in topology.links[:1]),
+        ]
+        for line in lines:
+            self._console.print(line, markup=False, soft_wrap=True)
+        self._console.print("Ctrl-C stops everything.")
+
+    def stopping(self) -> None:
+        self._console.print("Stopping.")

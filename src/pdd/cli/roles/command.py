@@ -1,0 +1,141 @@
+"""The commands that run one role of a topology in this process: ``pdd node``, ``engine``, ``wan`` and ``router``.
+
+Usually ``pdd up`` starts them, and hands over the descriptors of lifeline and ready pipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from pdd.cli.deploy.lifeline import ReadySignal, watch_lifeline
+from pdd.cli.deploy.state import RoleKind, RunDirectory, run_directory
+from pdd.cli.options import Subparsers, add_state_dir
+from pdd.cli.output import exit_code_of, root_cause, show_error
+from pdd.core.errors import ConfigError
+from pdd.core.topology import Topology
+
+_log = logging.getLogger(__name__)
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+_SUMMARIES = {
+    RoleKind.NODE: "run one KV node: a process that holds KV blocks in memory and replicates them",
+    RoleKind.ENGINE: "run one engine: token IDs in, token IDs out, over HTTP",
+    RoleKind.WAN: "run one emulated link between two clusters",
+    RoleKind.ROUTER: "run the router: the OpenAI-compatible front door",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleContext:
+    """What a role is started with. It calls ``on_ready`` once, when others can use it."""
+
+    topology: Topology
+    name: str
+    run: RunDirectory
+    on_ready: Callable[[], None]
+
+
+RoleMain = Callable[[RoleContext], Coroutine[None, None, None]]
+"""Runs a role until cancelled."""
+
+
+def add_commands(commands: Subparsers) -> None:
+    """Adds one command for each kind of role."""
+    for kind, summary in _SUMMARIES.items():
+        parser = commands.add_parser(kind.value, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        parser.add_argument(
+            "--topology",
+            required=True,
+            metavar="FILE",
+            help="a topology whose ports are all fixed: a TOML file, or the topology.json of a running `pdd up`",
+        )
+        parser.add_argument(
+            "--name", required=kind is not RoleKind.ROUTER, help=f"which {_noun(kind)} of the topology to run"
+        )
+        parser.add_argument("--insecure-plaintext", action="store_true", help=argparse.SUPPRESS)
+        parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
+        parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+        parser.add_argument(
+            "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="default: %(default)s"
+        )
+        add_state_dir(parser)
+        parser.set_defaults(run=run_role, role_kind=kind)
+
+
+def run_role(arguments: argparse.Namespace) -> int:
+    """Runs the role until SIGTERM or Ctrl-C; returns the exit code."""
+    if arguments.lifeline_fd is not None:
+        watch_lifeline(arguments.lifeline_fd)
+    ready = ReadySignal(arguments.ready_fd)
+    logging.basicConfig(level=arguments.log_level, format=_LOG_FORMAT)
+    kind = cast("RoleKind", arguments.role_kind)
+    try:
+        topology = _read_topology(arguments)
+        context = RoleContext(
+            topology=topology,
+            name=arguments.name or kind.value,
+            run=run_directory(arguments.state_dir, topology.name),
+            on_ready=ready.ready,
+        )
+        asyncio.run(_until_stopped(_main_of(kind)(context)))
+    except Exception as raised:  # noqa: BLE001 (the outermost edge of the process)
+        return _fail(root_cause(raised), ready)
+    return 0
+
+
+def _fail(error: BaseException, ready: ReadySignal) -> int:
+    if isinstance(error, ConfigError):
+        ready.refuse(error)
+        show_error(error, as_json=False)
+    else:
+        _log.error("role failed", exc_info=error)
+    return exit_code_of(error)
+
+
+async def _until_stopped(main: Coroutine[None, None, None]) -> None:
+    """Runs ``main``; SIGTERM and SIGINT cancel it, and are no failure."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    async with asyncio.TaskGroup() as group:
+        role = group.create_task(main)
+        stopper = group.create_task(_cancel_when(stopped, role))
+        role.add_done_callback(lambda _: stopper.cancel())
+
+
+async def _cancel_when(stopped: asyncio.Event, role: asyncio.Task[None]) -> None:
+    await stopped.wait()
+    role.cancel()
+
+
+def _read_topology(arguments: argparse.Namespace) -> Topology:
+    from pdd.cli.topology.check import Exposure, check_topology
+    from pdd.cli.topology.file import TopologySource, load_topology
+    from pdd.cli.topology.ports import read_resolved, require_resolved
+
+    exposure = Exposure.INSECURE_PLAINTEXT if arguments.insecure_plaintext else Exposure.LOOPBACK
+    if arguments.topology.endswith(".json"):
+        topology = read_resolved(Path(arguments.topology))
+        if arguments.lifeline_fd is None:  # `pdd up` has checked what it hands over
+            check_topology(topology, TopologySource(file=arguments.topology).refuse, exposure)
+        return topology
+    return require_resolved(load_topology(arguments.topology, exposure=exposure), arguments.topology)
+
+
+def _main_of(kind: RoleKind) -> RoleMain:
+    """Imports only what this role needs: a node's process never sees an engine's libraries."""
+    module = importlib.import_module(f"pdd.cli.roles.{kind.value}")
+    return cast("RoleMain", module.main)
+
+
+def _noun(kind: RoleKind) -> str:
+    return "link" if kind is RoleKind.WAN else kind.value

@@ -1,0 +1,29 @@
+"""One KV node, composed."""
+
+from __future__ import annotations
+
+from pdd.cli.roles.command import RoleContext
+from pdd.cli.topology.check import block_tokens_of
+from pdd.core.topology import Address
+from pdd.engine.catalog import find_model
+from pdd.kvnode.server import run_node
+
+
+async def main(context: RoleContext) -> None:
+    """Runs the node named ``context.name``."""
+    topology = context.topology
+    node = topology.node(context.name)
+    context.run.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    await run_node(
+        node=node.name,
+        kv_format=find_model(topology.model).kv_format(block_tokens_of(topology, node)),
+        arena_bytes=node.arena_bytes,
+        listen=Address(host=node.host, port=node.port),
+        local_socket=context.run.node_socket(node.name),
+        peers={
+            peer.name: topology.address_of(peer, seen_from=node.cluster)
+            for peer in topology.nodes
+            if peer.name != node.name
+        },
+        on_ready=context.on_ready,
+    )

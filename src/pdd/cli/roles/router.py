@@ -1,0 +1,108 @@
+"""The router, composed: clients of every engine and node, the driver over them, the front door over that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+
+from pdd.cli.roles.command import RoleContext
+from pdd.cli.topology.check import block_tokens_of
+from pdd.core.ids import NodeId
+from pdd.core.kv_format import KvFormat
+from pdd.core.request import Role
+from pdd.core.topology import Topology
+from pdd.engine.catalog import find_model
+from pdd.engine.http.client import HttpEngineClient, engine_session
+from pdd.kvnode.base import NodeClient
+from pdd.kvnode.client import TcpNodeClient
+from pdd.router.api.answers import AnswerMemory
+from pdd.router.api.app import Health, Limits, WorkerCount, create_app, serve
+from pdd.router.api.tenants import Tenants
+from pdd.router.clock import LoopClock
+from pdd.router.driver.pool import Pool, Worker
+from pdd.router.driver.service import Driver
+from pdd.router.driver.settings import DriverSettings, nominal_rates
+from pdd.telemetry.metrics import RouterMetrics
+
+
+async def main(context: RoleContext) -> None:
+    """Runs the topology's router."""
+    topology = context.topology
+    model = find_model(topology.model)
+    kv_format = model.kv_format(block_tokens_of(topology, topology.nodes[0]))
+    table = topology.router
+    tenants = Tenants(table.tenants)
+    async with AsyncExitStack() as held:
+        nodes = await _connect_nodes(topology, kv_format, held)
+        driver = Driver(
+            await _connect_workers(topology, nodes, held),
+            kv_format=kv_format,
+            clock=LoopClock(),
+            rates=nominal_rates(topology),
+            settings=DriverSettings(policy=table.policy, max_open_requests=table.max_open_requests),
+        )
+        await held.enter_async_context(driver.running())
+        application = create_app(
+            service=driver,
+            model=model,
+            text=await asyncio.to_thread(model.load_text),
+            limits=Limits(max_model_tokens=topology.max_model_tokens),
+            tenants=tenants,
+            answers=AnswerMemory(max_tokens_per_tenant=table.max_answer_memory_tokens),
+            metrics=RouterMetrics(
+                nodes=driver.pool.node_stats.values,
+                workers=lambda: count_workers(driver.pool),
+                wan_kv_bytes=lambda: driver.wan_kv_bytes,
+            ),
+            health=lambda: health_of(driver.pool),
+        )
+        await held.enter_async_context(serve(application, host=table.host, port=table.port, tenants=tenants))
+        context.on_ready()
+        await asyncio.Event().wait()
+
+
+async def _connect_nodes(topology: Topology, kv_format: KvFormat, held: AsyncExitStack) -> Mapping[NodeId, NodeClient]:
+    nodes: dict[NodeId, NodeClient] = {}
+    for node in topology.nodes:
+        address = topology.address_of(node, seen_from=topology.router.cluster)
+        client = TcpNodeClient(node=node.name, address=address, kv_format=kv_format)
+        nodes[node.name] = await held.enter_async_context(client)
+    return nodes
+
+
+async def _connect_workers(
+    topology: Topology, nodes: Mapping[NodeId, NodeClient], held: AsyncExitStack
+) -> tuple[Worker, ...]:
+    session = await held.enter_async_context(engine_session())
+    return tuple(
+        Worker(
+            engine=HttpEngineClient(
+                engine.name, topology.address_of(engine, seen_from=topology.router.cluster), session=session
+            ),
+            node=nodes[engine.node],
+            role=engine.role,
+            cluster=engine.cluster,
+        )
+        for engine in topology.engines
+    )
+
+
+def health_of(pool: Pool) -> Health:
+    """Every route begins at prefill and ends at main decode; relay decode only hides latency."""
+    return Health(
+        can_serve=pool.has(Role.PREFILL) and pool.has(Role.MAIN_DECODE),
+        workers=count_workers(pool),
+    )
+
+
+def count_workers(pool: Pool) -> dict[Role, WorkerCount]:
+    """Workers that are up, and all there are, by role."""
+    statuses = pool.status()
+    return {
+        role: WorkerCount(
+            up=sum(status.up for status in statuses if status.role is role),
+            configured=sum(status.role is role for status in statuses),
+        )
+        for role in Role
+    }

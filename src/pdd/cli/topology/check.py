@@ -1,0 +1,288 @@
+"""Whether a topology makes sense: names resolve, roles are there, memory holds what a request may need.
+
+Each check raises at the first thing that is wrong, through ``refuse(path, right, value=...)``, which knows the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from math import isfinite
+from typing import Protocol
+
+from pdd.cli.quantities import format_memory
+from pdd.core.errors import ConfigError
+from pdd.core.request import Role
+from pdd.core.topology import EngineKind, EngineTable, NodeTable, Topology, is_loopback
+from pdd.engine.catalog import ModelEntry, NoWeights, find_model
+from pdd.transport.emulate_control import MAX_DELAY_S
+
+ROUTER_NAME = "router"
+_MAX_PORT = 65535
+
+
+class Exposure(Enum):
+    """Where nodes and engines, whose traffic is neither encrypted nor authenticated, may listen."""
+
+    LOOPBACK = "loopback"
+    INSECURE_PLAINTEXT = "insecure-plaintext"
+
+
+class Refuse(Protocol):
+    """Makes the error about one key: the path in terms of ``pdd.core.topology``, and what would be right."""
+
+    def __call__(self, path: str, right: str, *, value: object = None) -> ConfigError: ...
+
+
+def check_topology(topology: Topology, refuse: Refuse, exposure: Exposure) -> None:
+    """Raises ConfigError at the first thing that can't work."""
+    _check_names(topology, refuse)
+    _check_ranges(topology, refuse)
+    _check_clusters(topology, refuse)
+    _check_roles(topology, refuse)
+    _check_links(topology, refuse)
+    _check_tenants(topology, refuse)
+    _check_hosts(topology, refuse, exposure)
+    _check_ports(topology, refuse)
+    model = _check_model(topology, refuse)
+    _check_kinds(topology, model, refuse)
+    _check_formats(topology, model, refuse)
+    _check_memory(topology, model, refuse)
+
+
+def _check_names(topology: Topology, refuse: Refuse) -> None:
+    seen: dict[str, str] = {ROUTER_NAME: "the router"}
+    if not topology.name or not _is_word(topology.name):
+        raise refuse("name", "it names a folder: letters, digits, '-', '_' and '.', not beginning with '.'")
+    for path, name in _names(topology):
+        if not _is_word(name):
+            raise refuse(path, "a name is made of letters, digits, '-', '_' and '.', and does not begin with '.'")
+        if name in seen:
+            raise refuse(path, f"{seen[name]} has this name already; every node, engine and link needs its own")
+        seen[name] = path.removesuffix(".name")
+
+
+def _names(topology: Topology) -> Iterator[tuple[str, str]]:
+    for kind, tables in (("nodes", topology.nodes), ("engines", topology.engines), ("links", topology.links)):
+        for index, table in enumerate(tables):
+            yield f"{kind}[{index}].name", table.name
+
+
+def _is_word(name: str) -> bool:
+    return bool(name) and name[0] != "." and all(c.isascii() and (c.isalnum() or c in "-_.") for c in name)
+
+
+def _check_ranges(topology: Topology, refuse: Refuse) -> None:
+    for path, value, least in _lower_limits(topology):
+        if not value >= least:
+            raise refuse(path, f"it must be at least {least:g}", value=value)
+    for path, value in _must_be_positive(topology):
+        if not (value > 0 and isfinite(value)):
+            raise refuse(path, "it must be more than 0, and finite", value=value)
+    threshold = topology.router.policy.relay_threshold_s
+    if not isfinite(threshold):
+        raise refuse(
+            "router.policy.relay_threshold_s", "it must be finite; a large number turns relays off", value=threshold
+        )
+    for path, value in _waits(topology):
+        if not value <= MAX_DELAY_S:
+            raise refuse(path, f"it must be at most {MAX_DELAY_S:g} s", value=value)
+
+
+def _lower_limits(topology: Topology) -> Iterator[tuple[str, float, float]]:
+    yield "block_tokens", topology.block_tokens, 1
+    yield "max_model_tokens", topology.max_model_tokens, 2
+    for index, node in enumerate(topology.nodes):
+        yield f"nodes[{index}].arena_bytes", node.arena_bytes, 1
+        if node.block_tokens is not None:
+            yield f"nodes[{index}].block_tokens", node.block_tokens, 1
+    for index, engine in enumerate(topology.engines):
+        for key in ("cache_tokens", "max_batch", "prefill_chunk_tokens"):
+            yield f"engines[{index}].{key}", getattr(engine, key), 1
+        yield f"engines[{index}].token_interval_s", engine.token_interval_s, 0
+    for index, link in enumerate(topology.links):
+        yield f"links[{index}].delay_s", link.delay_s, 0
+        yield f"links[{index}].jitter_s", link.jitter_s, 0
+    yield "router.max_answer_memory_tokens", topology.router.max_answer_memory_tokens, 0
+    yield "router.max_open_requests", topology.router.max_open_requests, 1
+    policy = topology.router.policy
+    for key in ("relay_threshold_s", "catch_up_threshold_tokens", "max_catch_up_rounds"):
+        yield f"router.policy.{key}", getattr(policy, key), 0
+
+
+def _waits(topology: Topology) -> Iterator[tuple[str, float]]:
+    for index, engine in enumerate(topology.engines):
+        yield f"engines[{index}].token_interval_s", engine.token_interval_s
+    for index, link in enumerate(topology.links):
+        yield f"links[{index}].delay_s", link.delay_s
+        yield f"links[{index}].jitter_s", link.jitter_s
+    yield "router.policy.reroute_interval_s", topology.router.policy.reroute_interval_s
+
+
+def _must_be_positive(topology: Topology) -> Iterator[tuple[str, float]]:
+    for index, engine in enumerate(topology.engines):
+        yield f"engines[{index}].prefill_tokens_per_s", engine.prefill_tokens_per_s
+    for index, link in enumerate(topology.links):
+        yield f"links[{index}].rate_bits_per_s", link.rate_bits_per_s
+    yield "router.policy.reroute_interval_s", topology.router.policy.reroute_interval_s
+
+
+def _check_clusters(topology: Topology, refuse: Refuse) -> None:
+    clusters = {node.cluster: None for node in topology.nodes}
+    known = ", ".join(clusters) or "none"
+    nodes = {node.name: node for node in topology.nodes}
+    for index, engine in enumerate(topology.engines):
+        node = nodes.get(engine.node)
+        if node is None:
+            raise refuse(f"engines[{index}].node", f"there is no such node; nodes: {', '.join(nodes) or 'none'}")
+        if node.cluster != engine.cluster:
+            raise refuse(
+                f"engines[{index}].node",
+                f"this node is in cluster {node.cluster!r}, but engine {engine.name!r} is in {engine.cluster!r}; "
+                "an engine's node stands beside it",
+            )
+    if topology.router.cluster not in clusters:
+        raise refuse("router.cluster", f"no node is in this cluster; clusters: {known}")
+    for index, link in enumerate(topology.links):
+        for end, cluster in enumerate(link.clusters):
+            if cluster not in clusters:
+                raise refuse(f"links[{index}].clusters[{end}]", f"no node is in this cluster; clusters: {known}")
+
+
+def _check_roles(topology: Topology, refuse: Refuse) -> None:
+    for role in Role:
+        if not topology.engines_of(role):
+            raise refuse("engines", f'none has role = "{role.value}"; every role needs at least one engine')
+
+
+def _check_links(topology: Topology, refuse: Refuse) -> None:
+    joined: dict[frozenset[str], str] = {}
+    for index, link in enumerate(topology.links):
+        pair = frozenset(link.clusters)
+        if len(pair) == 1:
+            raise refuse(f"links[{index}].clusters", "a link joins two different clusters", value=list(link.clusters))
+        if pair in joined:
+            raise refuse(
+                f"links[{index}].clusters", f"link {joined[pair]!r} joins these already", value=list(link.clusters)
+            )
+        joined[pair] = link.name
+        strangers = set(link.forwards) - {endpoint.name for endpoint in topology.endpoints()}
+        if strangers:
+            raise refuse(f"links[{index}].forwards.{min(strangers)}", "there is no node or engine of this name")
+
+
+def _check_tenants(topology: Topology, refuse: Refuse) -> None:
+    from pdd.router.api.tenants import Tenants
+
+    try:
+        Tenants(topology.router.tenants)
+    except ConfigError as error:
+        raise refuse("router.tenants", str(error).removeprefix("router.tenants: ")) from error
+
+
+def _check_hosts(topology: Topology, refuse: Refuse, exposure: Exposure) -> None:
+    if not is_loopback(topology.router.host) and not topology.router.tenants:
+        raise refuse("router.host", "a router that isn't on loopback needs API keys: add [[router.tenants]]")
+    for kind, tables in (("nodes", topology.nodes), ("engines", topology.engines)):
+        for index, table in enumerate(tables):
+            if not is_loopback(table.host) and exposure is Exposure.LOOPBACK:
+                raise refuse(
+                    f"{kind}[{index}].host",
+                    "its traffic is neither encrypted nor authenticated; use 127.0.0.1, or say --insecure-plaintext",
+                )
+
+
+def _check_ports(topology: Topology, refuse: Refuse) -> None:
+    taken: dict[int, str] = {}
+    for path, port in ports(topology):
+        if not 0 <= port <= _MAX_PORT:
+            raise refuse(path, f"a port is from 1 to {_MAX_PORT}, or 0 for any that is free", value=port)
+        if port and port in taken:
+            raise refuse(path, f"{taken[port]} has this port already", value=port)
+        taken[port] = path
+
+
+def ports(topology: Topology) -> Iterator[tuple[str, int]]:
+    """Every port with its key."""
+    yield "router.port", topology.router.port
+    for kind, tables in (("nodes", topology.nodes), ("engines", topology.engines)):
+        for index, table in enumerate(tables):
+            yield f"{kind}[{index}].port", table.port
+    for index, link in enumerate(topology.links):
+        yield f"links[{index}].control_port", link.control_port
+        for name, port in link.forwards.items():
+            yield f"links[{index}].forwards.{name}", port
+
+
+def _check_model(topology: Topology, refuse: Refuse) -> ModelEntry:
+    try:
+        model = find_model(topology.model)
+    except ConfigError as error:
+        raise refuse("model", str(error), value=topology.model) from error
+    if topology.max_model_tokens > model.max_model_tokens:
+        raise refuse(
+            "max_model_tokens",
+            f"model {model.name!r} takes at most {model.max_model_tokens} tokens",
+            value=topology.max_model_tokens,
+        )
+    return model
+
+
+def _check_kinds(topology: Topology, model: ModelEntry, refuse: Refuse) -> None:
+    first = topology.engines[0]
+    for index, engine in enumerate(topology.engines):
+        path = f"engines[{index}].kind"
+        if engine.kind is EngineKind.EMBEDDED and isinstance(model.weights, NoWeights):
+            raise refuse(
+                path, f'model {model.name!r} has no weights; it needs kind = "scripted"', value=engine.kind.value
+            )
+        if engine.kind is not first.kind:
+            raise refuse(
+                path,
+                f"engine {first.name!r} is {first.kind.value}; what one kind writes as KV means nothing to the other",
+                value=engine.kind.value,
+            )
+
+
+def block_tokens_of(topology: Topology, node: NodeTable) -> int:
+    """The block length of a node and its engines, in tokens."""
+    return topology.block_tokens if node.block_tokens is None else node.block_tokens
+
+
+def _check_formats(topology: Topology, model: ModelEntry, refuse: Refuse) -> None:
+    first = topology.nodes[0]
+    expected = model.kv_format(block_tokens_of(topology, first))
+    for index, node in enumerate(topology.nodes):
+        found = model.kv_format(block_tokens_of(topology, node))
+        if found.fingerprint != expected.fingerprint:
+            raise refuse(
+                f"nodes[{index}].block_tokens",
+                f"its KV format is {found.description!r}, but node {first.name!r} has {expected.description!r}; "
+                "nodes of one deployment must agree",
+                value=block_tokens_of(topology, node),
+            )
+
+
+def _check_memory(topology: Topology, model: ModelEntry, refuse: Refuse) -> None:
+    for index, node in enumerate(topology.nodes):
+        kv_format = model.kv_format(block_tokens_of(topology, node))
+        num_blocks = -(-topology.max_model_tokens // kv_format.block_tokens)
+        needed = num_blocks * kv_format.block_bytes
+        if node.arena_bytes < needed:
+            raise refuse(
+                f"nodes[{index}].arena_bytes",
+                f"one request of max_model_tokens = {topology.max_model_tokens} needs {needed} bytes "
+                f"({format_memory(needed)}) of this model's KV",
+                value=node.arena_bytes,
+            )
+    for index, engine in enumerate(topology.engines):
+        _check_cache(topology, index, engine, refuse)
+
+
+def _check_cache(topology: Topology, index: int, engine: EngineTable, refuse: Refuse) -> None:
+    if engine.cache_tokens < topology.max_model_tokens:
+        raise refuse(
+            f"engines[{index}].cache_tokens",
+            f"one request may have max_model_tokens = {topology.max_model_tokens} tokens; the cache must hold them",
+            value=engine.cache_tokens,
+        )

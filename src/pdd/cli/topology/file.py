@@ -1,0 +1,170 @@
+"""Reads a topology file: TOML whose keys are those of ``pdd.core.topology``, with units if one likes.
+
+Every key that ends in ``_bits_per_s``, ``_bytes`` or ``_s`` holds a plain number of that unit. The same key without that
+ending holds a string with a unit instead: ``rate = "20 Mbit/s"`` is ``rate_bits_per_s = 20e6``. Every refusal is one line:
+file, key, value, what would be right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast, get_args, get_origin
+
+import msgspec
+
+from pdd.cli.quantities import Dimension, describe, dimension_of, parse_quantity
+from pdd.cli.topology.check import Exposure, check_topology
+from pdd.core.errors import ConfigError
+from pdd.core.topology import Topology
+
+DEFAULT_TOPOLOGY = "default"
+_VALIDATION_PATH = re.compile(r"(?P<problem>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+
+
+@dataclass(slots=True, kw_only=True)
+class TopologySource:
+    """Where a topology came from, so that a message can show a key as its author wrote it."""
+
+    file: str
+    written: dict[str, tuple[str, object]] = field(default_factory=dict[str, tuple[str, object]])
+    """Path of a key of ``pdd.core.topology`` -> path and value in the file."""
+
+    def refuse(self, path: str, right: str, *, value: object = None) -> ConfigError:
+        """The error about the key at ``path``; ``value`` where the file doesn't hold one (a default)."""
+        written_path, written_value = self.written.get(path, (path, value))
+        shown = "" if written_value is None else f" = {written_value!r}"
+        return ConfigError(f"{self.file}: {written_path}{shown}: {right}")
+
+
+def packaged_topologies() -> tuple[str, ...]:
+    """The names that ``pdd up`` knows without a file."""
+    folder = files("pdd.cli.topology") / "packaged"
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+def load_topology(name_or_path: str, *, exposure: Exposure = Exposure.LOOPBACK) -> Topology:
+    """Reads and checks a packaged topology or a TOML file. Ports that are 0 stay 0.
+
+    Raises:
+        ConfigError: there is no such file, or something in it is wrong.
+    """
+    text, file = _read(name_or_path)
+    topology, source = parse_topology(text, file)
+    check_topology(topology, source.refuse, exposure)
+    return topology
+
+
+def parse_topology(text: str, file: str) -> tuple[Topology, TopologySource]:
+    """Reads TOML into a topology whose keys and types are right; whether it makes sense, ``check_topology`` says.
+
+    Raises:
+        ConfigError: not TOML, an unknown or missing key, a value of a wrong type, a unit that isn't one.
+    """
+    source = TopologySource(file=file)
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from error
+    plain = _to_plain(raw, Topology, "", source)
+    try:
+        return msgspec.convert(plain, Topology), source
+    except msgspec.ValidationError as error:
+        raise _from_validation(error, source) from error
+
+
+def _read(name_or_path: str) -> tuple[str, str]:
+    if name_or_path in packaged_topologies():
+        file = f"{name_or_path}.toml"
+        return (files("pdd.cli.topology") / "packaged" / file).read_text(encoding="utf-8"), file
+    path = Path(name_or_path)
+    try:
+        return path.read_text(encoding="utf-8"), str(path)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: it must be UTF-8 text") from error
+    except OSError as error:
+        known = ", ".join(packaged_topologies())
+        raise ConfigError(
+            f"{path}: {error.strerror}; give a TOML file, or the name of a packaged topology: {known}"
+        ) from error
+
+
+def _to_plain(raw: dict[str, Any], table: type[msgspec.Struct], path: str, source: TopologySource) -> dict[str, Any]:
+    """``raw`` with every quantity as a plain number, under the keys of ``table``."""
+    fields = {each.encode_name: each for each in msgspec.structs.fields(table)}
+    quantities = dict(_quantity_keys(fields))
+    plain: dict[str, Any] = {}
+    for key, value in raw.items():
+        written = _join(path, key)
+        full_key, dimension = quantities.get(key, (key, None))
+        if full_key not in fields:
+            raise ConfigError(f"{source.file}: {written}: unknown key{_did_you_mean(key, [*fields, *quantities])}")
+        if full_key in plain:
+            raise source.refuse(_join(path, full_key), f"the same is given again as {key!r}; keep one of them")
+        source.written[_join(path, full_key)] = (written, value if _is_scalar(value) else None)
+        if dimension is None:
+            plain[full_key] = _descend(value, fields[full_key].type, _join(path, key), source)
+        else:
+            plain[full_key] = _quantity(value, dimension, _join(path, full_key), full_key, source)
+    return plain
+
+
+def _quantity_keys(fields: dict[str, Any]) -> Iterator[tuple[str, tuple[str, Dimension]]]:
+    for name in fields:
+        dimension = dimension_of(name)
+        if dimension is not None:
+            yield name.removesuffix(dimension.value), (name, dimension)
+
+
+def _quantity(value: object, dimension: Dimension, path: str, key: str, source: TopologySource) -> float | int:
+    if not isinstance(value, str):
+        raise source.refuse(path, f"it must be {describe(dimension)}; plain numbers go under {key!r}", value=value)
+    try:
+        number = parse_quantity(value, dimension)
+    except ConfigError as error:
+        raise source.refuse(path, f"it must be {describe(dimension)}") from error
+    return round(number) if dimension is Dimension.SIZE else number
+
+
+def _descend(value: object, kind: object, path: str, source: TopologySource) -> object:
+    """Follows tables and arrays of tables; everything else stays as it is."""
+    if isinstance(kind, type) and issubclass(kind, StrEnum) and value not in [member.value for member in kind]:
+        known = ", ".join(member.value for member in kind)
+        raise source.refuse(path, f"it must be one of: {known}", value=value)
+    if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return _to_plain(cast("dict[str, Any]", value), kind, path, source)
+    element = get_args(kind)[0] if get_origin(kind) is tuple else None
+    if isinstance(value, list) and element is not None:
+        items = cast("list[object]", value)
+        for index, item in enumerate(items):
+            source.written[f"{path}[{index}]"] = (f"{path}[{index}]", item if _is_scalar(item) else None)
+        return [_descend(item, element, f"{path}[{index}]", source) for index, item in enumerate(items)]
+    return cast("object", value)
+
+
+def _from_validation(error: msgspec.ValidationError, source: TopologySource) -> ConfigError:
+    match = _VALIDATION_PATH.fullmatch(str(error))
+    problem, path = (match["problem"], match["path"] or "") if match else (str(error), "")
+    missing = re.fullmatch(r"Object missing required field `(.*)`", problem)
+    if missing:
+        return ConfigError(f"{source.file}: {_join(path, missing[1])}: this key is missing")
+    return source.refuse(path, problem[:1].lower() + problem[1:])
+
+
+def _did_you_mean(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(sorted(known))}"
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key

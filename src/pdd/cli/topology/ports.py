@@ -1,0 +1,155 @@
+"""Resolving: every port 0 becomes a free one, and every link learns which endpoints are reached across it."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from pdd.cli.topology.check import ports
+from pdd.core.errors import ConfigError
+from pdd.core.topology import LOOPBACK, EngineTable, LinkTable, NodeTable, Topology
+
+_FIRST_PORT = 20_000
+_END_PORT = 30_000
+"""Below what kernels hand out to outgoing connections, so that no connection takes a port between choice and use."""
+_ATTEMPTS = 200
+
+
+class _Ports:
+    """Binds every port of a topology until all are chosen, so that none is chosen twice, then lets go of them."""
+
+    def __init__(self, held: ExitStack) -> None:
+        self._held = held
+        self._random = random.SystemRandom()
+
+    def fixed(self, host: str, port: int, path: str) -> int:
+        """Raises ConfigError if something listens there already."""
+        try:
+            self._hold(host, port)
+        except OSError as error:
+            raise ConfigError(
+                f"{path} = {port}: can't listen on {host}:{port}: {error.strerror or error}; give another port, or 0 "
+                "for any that is free"
+            ) from error
+        return port
+
+    def free(self, host: str) -> int:
+        for _ in range(_ATTEMPTS):
+            port = self._random.randrange(_FIRST_PORT, _END_PORT)
+            try:
+                self._hold(host, port)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    continue
+                raise ConfigError(f"host = {host!r}: can't listen there: {error.strerror or error}") from error
+            return port
+        raise ConfigError(f"found no free port on {host} between {_FIRST_PORT} and {_END_PORT}")
+
+    def _hold(self, host: str, port: int) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        holder = self._held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        # As the servers do: a port whose old connections still linger is free, one that someone listens on is not.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host, port))
+        holder.listen(1)
+
+
+def resolve(topology: Topology) -> Topology:
+    """The topology with no port 0 left and every link's forwards filled in. All ports are free at this moment.
+
+    Raises:
+        ConfigError: a fixed port is in use, or a host is none of this machine's.
+    """
+    with ExitStack() as held:
+        chosen = _Ports(held)
+        # Fixed ports first: a free choice must not take one of them.
+        for path, port in ports(topology):
+            if port:
+                chosen.fixed(_host_of(topology, path), port, f"topology {topology.name!r}: {path}")
+        return _with_free_ports(topology, chosen)
+
+
+def _with_free_ports(topology: Topology, chosen: _Ports) -> Topology:
+    router = topology.router
+    return msgspec.structs.replace(
+        topology,
+        nodes=tuple(msgspec.structs.replace(n, port=n.port or chosen.free(n.host)) for n in topology.nodes),
+        engines=tuple(msgspec.structs.replace(e, port=e.port or chosen.free(e.host)) for e in topology.engines),
+        router=msgspec.structs.replace(router, port=router.port or chosen.free(router.host)),
+        links=tuple(_resolve_link(topology, link, chosen) for link in topology.links),
+    )
+
+
+def _resolve_link(topology: Topology, link: LinkTable, chosen: _Ports) -> LinkTable:
+    names = [endpoint.name for endpoint in reached_across(topology, link)]
+    forwards = {name: link.forwards.get(name) or chosen.free(LOOPBACK) for name in names}
+    control = link.control_port or chosen.free(LOOPBACK)
+    return msgspec.structs.replace(link, forwards=forwards, control_port=control)
+
+
+def reached_across(topology: Topology, link: LinkTable) -> Iterator[NodeTable | EngineTable]:
+    """Nodes reach each other in both directions; engines are reached by the router only."""
+    for node in topology.nodes:
+        if node.cluster in link.clusters:
+            yield node
+    if topology.router.cluster in link.clusters:
+        for engine in topology.engines:
+            if engine.cluster in link.clusters and engine.cluster != topology.router.cluster:
+                yield engine
+
+
+def _host_of(topology: Topology, path: str) -> str:
+    if path.startswith("links["):
+        return LOOPBACK
+    if path == "router.port":
+        return topology.router.host
+    kind, _, rest = path.partition("[")
+    index = int(rest.partition("]")[0])
+    return topology.nodes[index].host if kind == "nodes" else topology.engines[index].host
+
+
+def write_resolved(topology: Topology, path: Path) -> None:
+    """Writes what roles are started from; readable by its owner only, since it may hold API keys."""
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(topology), indent=2) + b"\n")
+
+
+def read_resolved(path: Path) -> Topology:
+    """Reads what ``write_resolved`` wrote.
+
+    Raises:
+        ConfigError: it is missing, or not a resolved topology. Whether it makes sense, ``check_topology`` says.
+    """
+    try:
+        topology = msgspec.json.decode(path.read_bytes(), type=Topology)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: not a resolved topology: {error}") from error
+    return require_resolved(topology, str(path))
+
+
+def require_resolved(topology: Topology, file: str) -> Topology:
+    """A role can only run from a topology whose every port is fixed: others must find it.
+
+    Raises:
+        ConfigError: a port is 0, or a link lacks a forward.
+    """
+    for path, port in ports(topology):
+        if port == 0:
+            raise ConfigError(f"{file}: {path} = 0: a single role needs fixed ports; `pdd up` chooses free ones")
+    for index, link in enumerate(topology.links):
+        for endpoint in reached_across(topology, link):
+            if endpoint.name not in link.forwards:
+                raise ConfigError(
+                    f"{file}: links[{index}].forwards.{endpoint.name}: this key is missing: the port on which "
+                    f"link {link.name!r} accepts traffic for it; `pdd up` chooses a free one"
+                )
+    return topology

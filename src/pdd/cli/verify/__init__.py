@@ -1,0 +1,1 @@
+"""Proof that relayed answers are the same, token for token."""

@@ -1,0 +1,170 @@
+"""What ``pdd verify`` tries, and when a trial counts as proof: pure values and comparisons.
+
+A relay proves something only if it was one: relay decode emitted exactly as many tokens as it was told to (one-shot) or
+main decode extended at least one batch while relay decode went on (catch-up), and main decode finished. Each trial has a
+cache salt of its own; with a used one main decode would hold the eager tokens' KV already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pdd.cli.ask.conversation import Draw, Pins, ReceivedAnswer
+from pdd.cli.ask.measure import count_extends, count_tokens
+from pdd.core.ids import TokenId
+from pdd.core.request import HandoffMode, Role, Route
+
+ONE_SHOT_AFTER = (1, 2, 15, 16, 17, 33, 64, 100)
+CATCH_UP_AFTER = 48
+_TOKENS_OF_MAIN = 24
+"""What main decode adds after a hand-off: enough to show a wrong KV cache."""
+_CATCH_UP_TOKENS = 160
+REFERENCE_TOKENS = _CATCH_UP_TOKENS
+_PREFILL_TOKENS = 1
+
+
+class Drawing(StrEnum):
+    """How a trial's tokens are drawn."""
+
+    GREEDY = "greedy"
+    SEEDED = "seeded"
+
+
+def draw_of(drawing: Drawing, *, seed: int) -> Draw:
+    """The sampling parameters of a trial."""
+    match drawing:
+        case Drawing.GREEDY:
+            return Draw()
+        case Drawing.SEEDED:
+            return Draw(temperature=0.8, top_k=50, top_p=0.95, seed=seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One way of serving a prompt."""
+
+    name: str
+    pins: Pins
+    max_tokens: int
+
+    @property
+    def is_relay(self) -> bool:
+        return self.pins.route is Route.RELAY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One request whose answer is compared with the unbroken one."""
+
+    prompt: int
+    case: Case
+    drawing: Drawing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a trial ended. ``problem`` None: exact, and really served as asked."""
+
+    trial: Trial
+    relayed: bool
+    problem: str | None = None
+    first_difference: int | None = None
+
+
+def direct_case() -> Case:
+    """P-MD."""
+    return Case(name="direct", pins=Pins(route=Route.DIRECT), max_tokens=64)
+
+
+def one_shot_case(after: int) -> Case:
+    """P-RLD-MD: all eager tokens at once, after ``after`` of them."""
+    pins = Pins(route=Route.RELAY, handoff=HandoffMode.ONE_SHOT, handoff_after_tokens=after)
+    return Case(name=f"one_shot_{after}", pins=pins, max_tokens=_PREFILL_TOKENS + after + _TOKENS_OF_MAIN)
+
+
+def catch_up_case() -> Case:
+    """P-RLD-MD: in batches, while relay decode goes on."""
+    pins = Pins(route=Route.RELAY, handoff=HandoffMode.CATCH_UP, handoff_after_tokens=CATCH_UP_AFTER)
+    return Case(name="catch_up", pins=pins, max_tokens=_CATCH_UP_TOKENS)
+
+
+def trials_of(prompt: int) -> Iterable[Trial]:
+    """A prompt's trials. One-shot cases are greedy and seeded in turn, the other way round for the next prompt."""
+    for drawing in Drawing:
+        yield Trial(prompt=prompt, case=direct_case(), drawing=drawing)
+        yield Trial(prompt=prompt, case=catch_up_case(), drawing=drawing)
+    drawings = tuple(Drawing)
+    for index, after in enumerate(ONE_SHOT_AFTER):
+        yield Trial(prompt=prompt, case=one_shot_case(after), drawing=drawings[(index + prompt) % len(drawings)])
+
+
+def judge(trial: Trial, answer: ReceivedAnswer, reference: Sequence[TokenId]) -> Outcome:
+    """Compares token for token, and checks that the answer took the way that it was to prove."""
+    difference = first_difference(answer.token_ids, reference[: trial.case.max_tokens])
+    why_not = _why_not_served_as_asked(trial.case, answer)
+    problem = f"differs from position {difference} on" if difference is not None else why_not
+    relayed = trial.case.is_relay and why_not is None
+    return Outcome(trial=trial, relayed=relayed, problem=problem, first_difference=difference)
+
+
+def first_difference(tokens: Sequence[TokenId], reference: Sequence[TokenId]) -> int | None:
+    """The first position at which two sequences differ, an early end included; None if they are equal."""
+    for position, (one, other) in enumerate(zip(tokens, reference, strict=False)):
+        if one != other:
+            return position
+    return None if len(tokens) == len(reference) else min(len(tokens), len(reference))
+
+
+def _why_not_served_as_asked(case: Case, answer: ReceivedAnswer) -> str | None:
+    eager, main = count_tokens(answer, Role.RELAY_DECODE), count_tokens(answer, Role.MAIN_DECODE)
+    if main == 0:
+        return "main decode computed none of it"
+    if not case.is_relay:
+        return None if eager == 0 else f"relay decode computed {eager} tokens of a direct answer"
+    after = case.pins.handoff_after_tokens or 0
+    if case.pins.handoff is HandoffMode.CATCH_UP:
+        return _why_no_catch_up(eager, after, count_extends(answer.report.events))
+    return None if eager == after else f"not relayed as asked: relay decode computed {eager} tokens instead of {after}"
+
+
+def _why_no_catch_up(eager: int, after: int, num_extends: int) -> str | None:
+    if eager < after:
+        return f"not relayed as asked: relay decode computed {eager} tokens, fewer than {after}"
+    return None if num_extends else "not relayed as asked: nothing was extended while relay decode went on"
+
+
+# The result -----------------------------------------------------------------------------------------------------------
+
+
+def exact_rate(outcomes: Sequence[Outcome]) -> float:
+    """The share of trials without a problem; 0 if there was none."""
+    return sum(outcome.problem is None for outcome in outcomes) / len(outcomes) if outcomes else 0.0
+
+
+def per_case(outcomes: Iterable[Outcome]) -> Mapping[str, dict[str, int]]:
+    """For each case: how many trials, how many exact, how many relayed."""
+    cases: dict[str, dict[str, int]] = {}
+    for outcome in outcomes:
+        counts = cases.setdefault(outcome.trial.case.name, {"requests": 0, "exact": 0, "relays": 0})
+        counts["requests"] += 1
+        counts["exact"] += outcome.problem is None
+        counts["relays"] += outcome.relayed
+    return cases
+
+
+def mismatches(outcomes: Iterable[Outcome], prompt_lengths: Mapping[int, int]) -> list[dict[str, object]]:
+    """Every trial that failed: where, and what was wrong. Never any tokens."""
+    return [
+        {
+            "prompt": outcome.trial.prompt,
+            "prompt_tokens": prompt_lengths[outcome.trial.prompt],
+            "case": outcome.trial.case.name,
+            "sampling": outcome.trial.drawing,
+            "first_difference": outcome.first_difference,
+            "problem": outcome.problem,
+        }
+        for outcome in outcomes
+        if outcome.problem is not None
+    ]

@@ -1,0 +1,146 @@
+"""Runs the trials of ``pdd verify`` against a deployment, a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from pdd.cli.ask.conversation import Question, ReceivedAnswer, TokenPrompt
+from pdd.cli.demo.play import Asker
+from pdd.cli.verify.cases import REFERENCE_TOKENS, Drawing, Outcome, Trial, draw_of, judge, trials_of
+from pdd.cli.verify.prompts import Prompt
+from pdd.core.errors import PddError
+from pdd.core.ids import RequestId, Salt, TokenId
+from pdd.core.request import Generation, Sampling
+from pdd.engine.base import EngineClient
+
+CONCURRENCY = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Who answers. ``unbroken`` is one engine, asked alone; ``salt`` keeps this run's caches from any other's."""
+
+    router: Asker
+    unbroken: EngineClient
+    model: str
+    seed: int
+    salt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reference:
+    """A job: the answer of one engine that nothing interrupts."""
+
+    prompt: Prompt
+    drawing: Drawing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Served:
+    """A job: the same by way of the router."""
+
+    prompt: Prompt
+    trial: Trial
+
+
+_Job = _Reference | _Served
+
+
+@dataclass(slots=True, kw_only=True)
+class _Results:
+    references: dict[tuple[int, Drawing], tuple[TokenId, ...]] = field(
+        default_factory=dict[tuple[int, Drawing], tuple[TokenId, ...]]
+    )
+    answers: dict[Trial, ReceivedAnswer | PddError] = field(default_factory=dict[Trial, ReceivedAnswer | PddError])
+
+
+def count_jobs(num_prompts: int) -> int:
+    """How many requests a run takes, references included."""
+    return num_prompts * (len(Drawing) + len(list(trials_of(0))))
+
+
+async def run_trials(setup: Setup, prompts: Sequence[Prompt], *, on_done: Callable[[], None]) -> list[Outcome]:
+    """All trials of all prompts, in order; ``on_done`` is called after each request.
+
+    Raises:
+        PddError: the unbroken engine failed, so that there is nothing to compare with.
+    """
+    results = _Results()
+    jobs = _jobs(prompts)
+
+    async def work() -> None:
+        for job in jobs:
+            await _do(setup, job, results)
+            on_done()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CONCURRENCY):
+            group.create_task(work())
+    return [_outcome(trial, results) for prompt in prompts for trial in trials_of(prompt.number)]
+
+
+def _jobs(prompts: Sequence[Prompt]) -> Iterator[_Job]:
+    for prompt in prompts:
+        yield from (_Reference(prompt=prompt, drawing=drawing) for drawing in Drawing)
+        yield from (_Served(prompt=prompt, trial=trial) for trial in trials_of(prompt.number))
+
+
+async def _do(setup: Setup, job: _Job, results: _Results) -> None:
+    match job:
+        case _Reference(prompt=prompt, drawing=drawing):
+            results.references[prompt.number, drawing] = await _ask_engine(setup, prompt, drawing)
+        case _Served(prompt=prompt, trial=trial):
+            try:
+                results.answers[trial] = await setup.router.ask(_question(setup, prompt, trial))
+            except PddError as error:
+                results.answers[trial] = error
+
+
+async def _ask_engine(setup: Setup, prompt: Prompt, drawing: Drawing) -> tuple[TokenId, ...]:
+    name = f"{setup.salt}-{prompt.number}-{drawing}-unbroken"
+    generation = Generation(
+        request_id=RequestId(name),
+        attempt=1,
+        known_tokens=prompt.token_ids,
+        num_prompt_tokens=len(prompt.token_ids),
+        max_tokens=REFERENCE_TOKENS,
+        stop_token_ids=frozenset(),
+        sampling=_sampling(setup, prompt, drawing),
+        salt=Salt(name),
+    )
+    async with aclosing(setup.unbroken.generate(generation)) as spans:
+        return tuple([token async for span in spans for token in span.tokens])
+
+
+def _sampling(setup: Setup, prompt: Prompt, drawing: Drawing) -> Sampling:
+    """What the router makes of the same draw."""
+    draw = draw_of(drawing, seed=setup.seed + prompt.number)
+    return Sampling(
+        temperature=draw.temperature or 0.0,
+        top_k=draw.top_k,
+        top_p=1.0 if draw.top_p is None else draw.top_p,
+        seed=draw.seed or 0,
+    )
+
+
+def _question(setup: Setup, prompt: Prompt, trial: Trial) -> Question:
+    salt = f"{setup.salt}-{prompt.number}-{trial.drawing}-{trial.case.name}"
+    return Question(
+        prompt=TokenPrompt(token_ids=prompt.token_ids),
+        model=setup.model,
+        max_tokens=trial.case.max_tokens,
+        draw=draw_of(trial.drawing, seed=setup.seed + prompt.number),
+        pins=trial.case.pins.with_salt(salt),
+        ignore_eos=True,
+    )
+
+
+def _outcome(trial: Trial, results: _Results) -> Outcome:
+    match results.answers[trial]:
+        case ReceivedAnswer() as answer:
+            return judge(trial, answer, results.references[trial.prompt, trial.drawing])
+        case PddError() as error:
+            return Outcome(trial=trial, relayed=False, problem=f"failed: {error}")

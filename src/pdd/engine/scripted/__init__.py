@@ -1,0 +1,1 @@
+"""The deterministic fake: every token depends on all before it, every block's bytes on its name."""

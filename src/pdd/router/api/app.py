@@ -1,0 +1,352 @@
+"""The front door: OpenAI's HTTP interface over a ``Service``. The only place that knows HTTP status codes.
+
+An error before an answer's first token is a proper HTTP status in OpenAI's error format; after it, a typed event, and
+the connection closes. No traceback and no internal name reaches a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from pdd.core.errors import (
+    ConfigError,
+    InvalidRequest,
+    PddError,
+    Unauthorized,
+    Unavailable,
+    UnknownModel,
+)
+from pdd.core.ids import TenantId
+from pdd.core.request import Role
+from pdd.core.topology import Address
+from pdd.core.units import Seconds
+from pdd.engine.catalog import ModelEntry, TextAssets
+from pdd.router.api.admission import Admission, Limits
+from pdd.router.api.answers import AnswerMemory, ConversationEncoder
+from pdd.router.api.replies import Endpoint, Json, Shape, error_json, model_json, models_json
+from pdd.router.api.schema import Options, parse_chat, parse_completion
+from pdd.router.api.sending import ClientLeft, Reply, StreamedReply, WholeReply
+from pdd.router.api.serving import Job, RequestRunner
+from pdd.router.api.tenants import Tenants
+from pdd.router.api.tokenizer import TextCodec
+from pdd.router.base import Service, TokenRequest
+from pdd.telemetry.metrics import CONTENT_TYPE, RouterMetrics
+
+_log = logging.getLogger(__name__)
+
+_CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_REQUEST_ID = web.RequestKey("pdd_request_id", str)
+_RETRY_AFTER_S = Seconds(1.0)
+
+
+class WorkerCount(NamedTuple):
+    """Workers of one role."""
+
+    up: int
+    configured: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """Whether a request could be served now, and by whom."""
+
+    can_serve: bool
+    workers: Mapping[Role, WorkerCount]
+
+
+def create_app(
+    *,
+    service: Service,
+    model: ModelEntry,
+    text: TextAssets,
+    limits: Limits,
+    tenants: Tenants,
+    answers: AnswerMemory,
+    metrics: RouterMetrics,
+    health: Callable[[], Health],
+    wall_clock: Callable[[], float] = time.time,
+) -> web.Application:
+    """The front door as an application; ``serve`` it. ``health`` must not block; ``wall_clock`` is seconds since 1970.
+
+    Raises:
+        ConfigError: the model's chat template is broken.
+    """
+    codec = TextCodec(text)
+    door = _FrontDoor(
+        model=model,
+        limits=limits,
+        tenants=tenants,
+        admission=Admission(model=model, codec=codec, encoder=ConversationEncoder(codec, answers), limits=limits),
+        runner=RequestRunner(service, codec, answers, metrics),
+        metrics=metrics,
+        health=health,
+        wall_clock=wall_clock,
+        started=int(wall_clock()),
+    )
+    app = web.Application(middlewares=[_errors_as_json], client_max_size=limits.max_body_bytes)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", door.chat),
+            web.post("/v1/completions", door.completion),
+            web.get("/v1/models", door.models),
+            web.get("/v1/models/{name}", door.one_model),
+            web.get("/health", door.show_health),
+            web.get("/metrics", door.show_metrics),
+        ]
+    )
+    app.cleanup_ctx.append(door.lifetime)
+    app.on_response_prepare.append(_name_request)
+    return app
+
+
+@asynccontextmanager
+async def serve(
+    app: web.Application, *, host: str, port: int, tenants: Tenants, grace: Seconds = Seconds(2.0)
+) -> AsyncGenerator[Address]:
+    """Listens while the context lasts and yields the address (``port`` 0 picks one). At the end running answers get ``grace``.
+
+    Raises:
+        ConfigError: others can reach ``host`` but there are no API keys, or the port can't be had.
+    """
+    tenants.require_safe_binding(host)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=grace)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise ConfigError(f"router: can't listen on {host}:{port}: {error.strerror or error}") from error
+        yield Address(host=host, port=runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FrontDoor:
+    """The handlers, with what they need."""
+
+    model: ModelEntry
+    limits: Limits
+    tenants: Tenants
+    admission: Admission
+    runner: RequestRunner
+    metrics: RouterMetrics
+    health: Callable[[], Health]
+    wall_clock: Callable[[], float]
+    started: int
+
+    async def lifetime(self, _: web.Application) -> AsyncIterator[None]:
+        async with self.runner.lifetime():
+            yield
+
+    async def chat(self, http: web.Request) -> web.StreamResponse:
+        with self._counting_refusals():
+            tenant = self._authenticate(http)
+            call = parse_chat(await self._body(http))
+            request = await self.admission.admit_chat(tenant, call)
+        return await self._answer(http, Endpoint.CHAT, request, call.options)
+
+    async def completion(self, http: web.Request) -> web.StreamResponse:
+        with self._counting_refusals():
+            tenant = self._authenticate(http)
+            call = parse_completion(await self._body(http))
+            request = await self.admission.admit_completion(tenant, call)
+        return await self._answer(http, Endpoint.COMPLETION, request, call.options)
+
+    async def models(self, http: web.Request) -> web.Response:
+        self._authenticate(http)
+        return _json(models_json(self.model.name, created=self.started, max_model_tokens=self.limits.max_model_tokens))
+
+    async def one_model(self, http: web.Request) -> web.Response:
+        self._authenticate(http)
+        self.admission.check_model(http.match_info["name"])
+        return _json(model_json(self.model.name, created=self.started, max_model_tokens=self.limits.max_model_tokens))
+
+    async def show_health(self, _: web.Request) -> web.Response:
+        health = self.health()
+        body: Json = {
+            "status": "ok" if health.can_serve else "unavailable",
+            "model": self.model.name,
+            "roles": {str(role): count._asdict() for role, count in health.workers.items()},
+        }
+        if health.can_serve:
+            return _json(body)
+        return _json(body, status=503, headers={"Retry-After": _whole_seconds(_RETRY_AFTER_S)})
+
+    async def show_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    @contextmanager
+    def _counting_refusals(self) -> Generator[None]:
+        try:
+            yield
+        except (InvalidRequest, Unauthorized):
+            self.metrics.request_refused()
+            raise
+
+    def _authenticate(self, http: web.Request) -> TenantId:
+        return self.tenants.authenticate(http.headers.get("Authorization"))
+
+    async def _body(self, http: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(self.limits.body_timeout_s):
+                return await http.read()
+        except web.RequestPayloadError as error:
+            raise InvalidRequest("the body could not be read to its end", code="invalid_body") from error
+        except TimeoutError as error:
+            raise InvalidRequest(
+                f"the body did not arrive within {self.limits.body_timeout_s:g} s", code="body_timeout"
+            ) from error
+
+    async def _answer(
+        self, http: web.Request, endpoint: Endpoint, request: TokenRequest, options: Options
+    ) -> web.StreamResponse:
+        http.setdefault(_REQUEST_ID, request.request_id)
+        shape = Shape(
+            endpoint=endpoint,
+            request_id=request.request_id,
+            created=int(self.wall_clock()),
+            model=self.model.name,
+        )
+        reply = self._reply(http, shape, options)
+        try:
+            return await self.runner.run(Job(request=request, stops=options.stops, reply=reply))
+        except ClientLeft:
+            raise
+        except Exception as error:
+            if isinstance(reply, StreamedReply) and reply.begun:
+                return await _break_off(reply, error)
+            raise
+
+    def _reply(self, http: web.Request, shape: Shape, options: Options) -> Reply:
+        timeout = self.limits.write_timeout_s
+        if not options.stream:
+            return WholeReply(http, shape, trace=options.trace, write_timeout_s=timeout)
+        return StreamedReply(
+            http, shape, include_usage=options.include_usage, trace=options.trace, write_timeout_s=timeout
+        )
+
+
+async def _break_off(reply: StreamedReply, error: Exception) -> web.StreamResponse:
+    """After the first token: a typed event, then the connection closes."""
+    refusal = _refusal(error)
+    if refusal.status == _INTERNAL_ERROR:
+        _log.error("answer_broken_off", exc_info=error)
+    return await reply.break_off(refusal.as_json())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refusal:
+    """An error as the client sees it."""
+
+    status: int
+    kind: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: Seconds | None = None
+
+    def as_json(self) -> Json:
+        return error_json(self.message, kind=self.kind, param=self.param, code=self.code)
+
+    def as_response(self) -> web.Response:
+        headers: dict[str, str] = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = _whole_seconds(self.retry_after_s)
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return _json(self.as_json(), status=self.status, headers=headers)
+
+
+_INTERNAL_ERROR = 500
+
+
+def _refusal(error: Exception) -> _Refusal:
+    """Which status and words an error becomes. What isn't the client's business stays in the log."""
+    match error:
+        case UnknownModel():
+            return _invalid(error, status=404)
+        case InvalidRequest():
+            return _invalid(error, status=400)
+        case Unauthorized():
+            return _Refusal(status=401, kind="invalid_request_error", message=str(error), code="invalid_api_key")
+        case Unavailable():
+            return _unavailable(error.message, error.retry_after_s)
+        case PddError() if error.retryable:
+            return _unavailable("a worker failed; try again", _RETRY_AFTER_S)
+        case _:
+            message = "the server had an error while processing this request"
+            return _Refusal(status=_INTERNAL_ERROR, kind="server_error", message=message, code="internal_error")
+
+
+def _invalid(error: InvalidRequest, *, status: int) -> _Refusal:
+    return _Refusal(
+        status=status, kind="invalid_request_error", message=error.message, param=error.param, code=error.code
+    )
+
+
+def _unavailable(message: str, retry_after_s: Seconds) -> _Refusal:
+    return _Refusal(
+        status=503, kind="service_unavailable", message=message, code="unavailable", retry_after_s=retry_after_s
+    )
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The outermost edge of a request."""
+    claimed = request.headers.get("X-Request-Id", "")
+    if _CLIENT_REQUEST_ID.fullmatch(claimed):
+        request[_REQUEST_ID] = claimed
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return _refused_by_http(error).as_response()
+    except ClientLeft:
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response(status=499)
+    except Exception as error:  # noqa: BLE001
+        refusal = _refusal(error)
+        if refusal.status == _INTERNAL_ERROR:
+            _log.error("request_failed method=%s path=%s", request.method, request.path, exc_info=error)
+        return refusal.as_response()
+
+
+def _refused_by_http(error: web.HTTPException) -> _Refusal:
+    """Refusals of the HTTP library itself: unknown path, wrong method, oversized body."""
+    match error:
+        case web.HTTPRequestEntityTooLarge():
+            message = f"the body is larger than this server's limit: {error.text}"
+        case web.HTTPMethodNotAllowed():
+            message = f"method {error.method} is not allowed here; allowed: {', '.join(sorted(error.allowed_methods))}"
+        case web.HTTPNotFound():
+            message = "no such path; see /v1/models, /v1/chat/completions, /v1/completions, /health, /metrics"
+        case _:
+            message = error.reason
+    return _Refusal(status=error.status, kind="invalid_request_error", message=message)
+
+
+async def _name_request(http: web.Request, response: web.StreamResponse) -> None:
+    """Every response says which request it answers: in the client's words if it gave any, else in ours."""
+    response.headers["X-Request-Id"] = http.setdefault(_REQUEST_ID, secrets.token_hex(16))
+
+
+def _json(body: Json, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, headers=headers, content_type="application/json")
+
+
+def _whole_seconds(wait: Seconds) -> str:
+    return str(max(1, math.ceil(wait)))

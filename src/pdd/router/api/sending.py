@@ -1,0 +1,203 @@
+"""How an answer reaches the client: in chunks as it grows (server-sent events), or whole.
+
+Response headers go out with the first span, not before: an error until then is a proper HTTP status. A client that can't
+be written to for ``write_timeout_s`` counts as gone. Both ways raise ``ClientLeft`` when the client is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+
+from pdd.core.request import FinishReason
+from pdd.core.units import Seconds
+from pdd.router.api.replies import Json, Shape, SpanTrace, Usage, report_json, spans_json
+from pdd.router.base import RequestReport
+
+_STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+class ClientLeft(Exception):
+    """The client closed its connection or stopped reading. Never leaves the front door."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an answer ends: its last text, and an empty span in the name of whoever ended it."""
+
+    rest: str
+    reason: FinishReason
+    usage: Usage
+    last: SpanTrace
+
+
+class Reply(Protocol):
+    """One response. Call ``show`` for each span, ``finish`` at its end, then ``conclude``."""
+
+    @property
+    def finished(self) -> bool:
+        """The client has everything."""
+        ...
+
+    async def show(self, text: str, span: SpanTrace) -> None:
+        """A span was added; ``text`` is what may be shown of it, possibly nothing."""
+        ...
+
+    async def finish(self, ending: Ending) -> None:
+        """The answer is over. Sends all but a report."""
+        ...
+
+    async def conclude(self, report: RequestReport) -> web.StreamResponse:
+        """Sends the report, if the client asked for it, and ends the response."""
+        ...
+
+
+class StreamedReply:
+    """Server-sent events: one chunk a span, the finish, usage if asked for, ``[DONE]``."""
+
+    __slots__ = ("_finished", "_include_usage", "_request", "_response", "_shape", "_trace", "_usage", "_write_timeout")
+
+    def __init__(
+        self, request: web.Request, shape: Shape, *, include_usage: bool, trace: bool, write_timeout_s: Seconds
+    ) -> None:
+        self._request = request
+        self._shape = shape
+        self._include_usage = include_usage
+        self._trace = trace
+        self._write_timeout = write_timeout_s
+        self._response = web.StreamResponse(headers=_STREAM_HEADERS)
+        self._usage: Usage | None = None
+        self._finished = False
+
+    @property
+    def begun(self) -> bool:
+        """Something was sent: the HTTP status is out."""
+        return self._response.prepared
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    async def show(self, text: str, span: SpanTrace) -> None:
+        if not self.begun:
+            await self._send(self._event(self._shape.opening_chunk(text), span))
+        elif text or self._trace:
+            await self._send(self._event(self._shape.text_chunk(text), span))
+
+    async def finish(self, ending: Ending) -> None:
+        self._usage = ending.usage
+        events = b""
+        if ending.rest or not self.begun:
+            chunk = self._shape.text_chunk if self.begun else self._shape.opening_chunk
+            events += self._event(chunk(ending.rest), ending.last)
+        events += self._event(self._shape.finish_chunk(ending.reason), ending.last)
+        if self._trace:
+            await self._send(events)
+            return
+        if self._include_usage:
+            events += _event({**self._shape.closing_chunk(), "usage": ending.usage.as_json()})
+        await self._send(events + _DONE)
+        await self._end()
+
+    async def conclude(self, report: RequestReport) -> web.StreamResponse:
+        if self._trace:
+            await self._send(_event(self._report_chunk(report)) + _DONE)
+            await self._end()
+        return self._response
+
+    async def break_off(self, error: Json) -> web.StreamResponse:
+        """Ends a begun response with an error event; the connection closes."""
+        self._response.force_close()
+        await self._send(b"event: error\n" + _event(error))
+        await self._end()
+        return self._response
+
+    def _event(self, chunk: Json, span: SpanTrace) -> bytes:
+        if self._include_usage:
+            chunk["usage"] = None
+        if self._trace:
+            chunk["pdd"] = span.as_json()
+        return _event(chunk)
+
+    def _report_chunk(self, report: RequestReport) -> Json:
+        chunk = {**self._shape.closing_chunk(), "pdd": {"report": report_json(report)}}
+        if self._include_usage and self._usage is not None:
+            chunk["usage"] = self._usage.as_json()
+        return chunk
+
+    async def _send(self, events: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout):
+                if not self._response.prepared:
+                    await self._response.prepare(self._request)
+                await self._response.write(events)
+        except (ConnectionError, TimeoutError) as error:
+            raise ClientLeft from error
+
+    async def _end(self) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout):
+                await self._response.write_eof()
+        except (ConnectionError, TimeoutError) as error:
+            raise ClientLeft from error
+        self._finished = True
+
+
+class WholeReply:
+    """One JSON body at the end."""
+
+    __slots__ = ("_body", "_request", "_response", "_shape", "_spans", "_text", "_trace", "_write_timeout")
+
+    def __init__(self, request: web.Request, shape: Shape, *, trace: bool, write_timeout_s: Seconds) -> None:
+        self._request = request
+        self._shape = shape
+        self._trace = trace
+        self._write_timeout = write_timeout_s
+        self._text: list[str] = []
+        self._spans: list[SpanTrace] = []
+        self._body: Json = {}
+        self._response: web.Response | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._response is not None
+
+    async def show(self, text: str, span: SpanTrace) -> None:
+        self._text.append(text)
+        if self._trace and span.token_ids:
+            self._spans.append(span)
+
+    async def finish(self, ending: Ending) -> None:
+        self._body = self._shape.whole("".join(self._text) + ending.rest, ending.reason, ending.usage)
+        if not self._trace:
+            await self._send()
+
+    async def conclude(self, report: RequestReport) -> web.StreamResponse:
+        if self._trace:
+            self._body["pdd"] = {"report": report_json(report), "spans": spans_json(self._spans)}
+        return await self._send() if self._response is None else self._response
+
+    async def _send(self) -> web.Response:
+        self._response = web.Response(body=msgspec.json.encode(self._body), content_type="application/json")
+        try:
+            async with asyncio.timeout(self._write_timeout):
+                await self._response.prepare(self._request)
+                await self._response.write_eof()
+        except (ConnectionError, TimeoutError) as error:
+            raise ClientLeft from error
+        return self._response
+
+
+_DONE = b"data: [DONE]\n\n"
+
+
+def _event(chunk: Json) -> bytes:
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"

@@ -1,0 +1,1 @@
+"""Runs relayed requests: the state machine, engines, nodes and the clock, joined."""

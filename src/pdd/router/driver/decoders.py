@@ -1,0 +1,143 @@
+"""The child tasks of one request: each listens to one engine, or waits for one timer, and reports to the inbox."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+
+from pdd.core.clock import Clock
+from pdd.core.errors import CapacityExhausted, InvalidRequest, PddError, WorkerFailed
+from pdd.core.request import Generation, TokenSpan
+from pdd.core.units import Seconds
+from pdd.protocol import relay
+from pdd.router.driver.mailbox import Inbox, InboxEvent, Refusal, RouteDue
+from pdd.router.driver.patience import closing_within
+from pdd.router.driver.pool import Pool, Seat
+
+_logger = logging.getLogger(__name__)
+
+
+class Decoders:
+    """Decodes, extends and timers of one request. Everything runs in ``tasks``; ``stop_all`` ends it in a fixed order."""
+
+    def __init__(
+        self, tasks: asyncio.TaskGroup, *, inbox: Inbox, pool: Pool, clock: Clock, release_patience: Seconds
+    ) -> None:
+        self.admitted = asyncio.Event()
+        """While it is not set, the first token of an answer is held back."""
+        self.admitted.set()
+        self._tasks = tasks
+        self._inbox = inbox
+        self._pool = pool
+        self._clock = clock
+        self._release_patience = release_patience
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._seats: dict[int, Seat] = {}
+        self._timers: dict[str, asyncio.Task[None]] = {}
+        self._last_error: PddError | None = None
+
+    @property
+    def last_error(self) -> PddError | None:
+        """Why the last generation that broke off did so."""
+        return self._last_error
+
+    def seat_of(self, attempt: int) -> Seat | None:
+        """Where an attempt was started; None if nobody was up for it."""
+        return self._seats.get(attempt)
+
+    def decode(self, seat: Seat, generation: Generation) -> None:
+        """Starts a generation: its spans become ``TokensDecoded``, its failure ``WorkerLost``."""
+        self._start(seat, generation, self._decode(seat, generation))
+
+    def extend(self, seat: Seat, generation: Generation) -> None:
+        """Starts a generation of one token, which is dropped: it becomes ``Extended`` or ``WorkerLost``."""
+        self._start(seat, generation, self._extend(seat, generation))
+
+    def stop(self, attempt: int) -> None:
+        """Aborts an attempt; ended ones are ignored."""
+        task = self._running.get(attempt)
+        if task is not None:
+            task.cancel()
+
+    def set_timer(self, timer: relay.Timer, delay: Seconds) -> None:
+        """Starts ``timer`` anew."""
+        self._post_later(timer, relay.TimerFired(timer=timer), delay)
+
+    def set_route_timer(self, delay: Seconds) -> None:
+        """After ``delay`` a route has to be chosen whatever is known."""
+        self._post_later("route", RouteDue(), delay)
+
+    def _post_later(self, name: str, event: InboxEvent, delay: Seconds) -> None:
+        if name in self._timers:
+            self._timers[name].cancel()
+        self._timers[name] = self._tasks.create_task(self._fire(event, delay), name=f"timer {name}")
+
+    def stop_all(self) -> None:
+        """Ends everything, by attempt number: a TaskGroup alone would do so in order of addresses."""
+        for attempt in sorted(self._running):
+            self._running[attempt].cancel()
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def _start(self, seat: Seat, generation: Generation, work: Coroutine[None, None, None]) -> None:
+        attempt = generation.attempt
+        self._seats[attempt] = seat
+        name = f"attempt {attempt} of {generation.request_id} at {seat.worker.name}"
+        task = self._tasks.create_task(work, name=name)
+        self._running[attempt] = task
+        task.add_done_callback(lambda _: self._running.pop(attempt, None))
+
+    async def _decode(self, seat: Seat, generation: Generation) -> None:
+        try:
+            spans = seat.worker.engine.generate(generation)
+            async with closing_within(spans, self._release_patience):
+                async for span in spans:
+                    if generation.first_position == 0:
+                        await self.admitted.wait()
+                    await self._inbox.put(_as_event(generation.attempt, span))
+                    if span.finish_reason is not None:
+                        return
+            raise WorkerFailed("the engine's stream ended without a finish reason")
+        except PddError as error:
+            self._report(seat, generation, error)
+
+    async def _extend(self, seat: Seat, generation: Generation) -> None:
+        try:
+            spans = seat.worker.engine.generate(generation)
+            async with closing_within(spans, self._release_patience):
+                async for span in spans:
+                    if span.finish_reason is not None:
+                        self._inbox.post(relay.Extended(attempt=generation.attempt))
+                        return
+            raise WorkerFailed("the engine's stream ended without a finish reason")
+        except PddError as error:
+            self._report(seat, generation, error)
+
+    def _report(self, seat: Seat, generation: Generation, error: PddError) -> None:
+        self._last_error = error
+        attempt, worker = generation.attempt, seat.worker.name
+        _logger.warning(
+            "generation_failed request=%s attempt=%d worker=%s reason=%s",
+            generation.request_id,
+            attempt,
+            worker,
+            error,
+        )
+        if isinstance(error, InvalidRequest) and generation.first_position == 0:
+            self._inbox.post(Refusal(error=error))
+            return
+        # Full is not broken, and what one engine refuses says nothing about its health.
+        if not isinstance(error, InvalidRequest | CapacityExhausted):
+            self._pool.suspect(seat)
+        self._inbox.post(relay.WorkerLost(attempt=attempt))
+
+    async def _fire(self, event: InboxEvent, delay: Seconds) -> None:
+        await self._clock.sleep(delay)
+        self._inbox.post(event)
+
+
+def _as_event(attempt: int, span: TokenSpan) -> relay.TokensDecoded:
+    return relay.TokensDecoded(
+        attempt=attempt, first_position=span.first_position, tokens=span.tokens, finish_reason=span.finish_reason
+    )

@@ -1,0 +1,193 @@
+"""One request's transfers: the KV of its prompt on its way to main decode and to relay decode."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import assert_never
+
+from pdd.core.blocks import block_hashes
+from pdd.core.errors import CapacityExhausted, ContextTooLong
+from pdd.core.kv_format import KvFormat
+from pdd.core.request import Role, Route
+from pdd.core.units import Bytes, Seconds
+from pdd.protocol import relay
+from pdd.router.base import TokenRequest
+from pdd.router.driver.mailbox import Inbox, Refusal, RouteDue
+from pdd.router.driver.pool import Worker
+from pdd.router.driver.report import Reporter
+from pdd.router.driver.seats import RequestSeats
+from pdd.router.driver.transfers import Transfer, TransferDesk, TransferSpec, TransferState
+
+_logger = logging.getLogger(__name__)
+_READY_EVENTS = {Role.MAIN_DECODE: "main_ready", Role.RELAY_DECODE: "relay_ready"}
+
+
+class KvPaths:
+    """Places, watches and releases the transfers of one request. ``let_go`` at the end.
+
+    ``admitted`` is cleared while main decode's node has no room and the answer has no token yet: the request waits in
+    line. Relay decode's node without room just means that this request doesn't relay (``relay_refused``).
+    """
+
+    def __init__(
+        self,
+        request: TokenRequest,
+        *,
+        kv_format: KvFormat,
+        desk: TransferDesk,
+        seats: RequestSeats,
+        inbox: Inbox,
+        reporter: Reporter,
+        admitted: asyncio.Event,
+    ) -> None:
+        self._request = request
+        self._kv_format = kv_format
+        self._desk = desk
+        self._seats = seats
+        self._inbox = inbox
+        self._reporter = reporter
+        self._admitted = admitted
+        self._hashes = block_hashes(kv_format, request.salt, request.prompt)
+        self._source: Worker | None = None
+        self._by_attempt: dict[int, Transfer] = {}
+        self._latest: dict[Role, Transfer] = {}
+        self._prefilled = False
+        self.relay_refused = False
+
+    @property
+    def prompt_bytes(self) -> Bytes:
+        """KV of the prompt's full blocks."""
+        return Bytes(len(self._hashes) * self._kv_format.block_bytes)
+
+    @property
+    def to_main(self) -> Transfer | None:
+        """The latest transfer to main decode's node."""
+        return self._latest.get(Role.MAIN_DECODE)
+
+    @property
+    def awaits_main(self) -> bool:
+        """Main decode's node has yet to say what it lacks."""
+        return self.to_main is not None and not self.to_main.settled and self.to_main.num_missing is None
+
+    def missing_at_main(self) -> int | None:
+        """Blocks that main decode's node still lacks; None while it has not said so."""
+        if not self._hashes:
+            return 0
+        return None if self.to_main is None else self.to_main.num_missing
+
+    def lacking_at_main(self) -> int | None:
+        """Blocks that main decode's node lacked at first; None while it has not said so."""
+        if not self._hashes:
+            return 0
+        return None if self.to_main is None else self.to_main.num_lacking
+
+    def sent_over_lines(self) -> Bytes:
+        """Block payload that was sent to another cluster for this request, so far."""
+        return Bytes(sum(transfer.sent for transfer in self._by_attempt.values() if transfer.spec.crosses_line))
+
+    def replicate(self, command: relay.Replicate) -> None:
+        """Places an order at prefill's node and a watch at the target's. What can't be placed has failed at once."""
+        if command.target is Role.MAIN_DECODE:
+            self._admitted.set()
+        if not self._hashes:
+            self._inbox.post(relay.TransferReady(attempt=command.attempt))
+            return
+        source, target = self._find_source(), self._seats.take(command.target)
+        if source is None or target is None:
+            self._inbox.post(relay.TransferFailed(attempt=command.attempt))
+            return
+        transfer = self._desk.place(self._spec(command, source, target.worker), self)
+        self._by_attempt[command.attempt] = transfer
+        self._latest[command.target] = transfer
+        if self._prefilled:
+            transfer.prefill_done()
+
+    def cancel(self, attempt: int) -> None:
+        """Releases a transfer; those that were never placed are ignored."""
+        if attempt in self._by_attempt:
+            self._by_attempt[attempt].release()
+
+    def prefill_lost(self) -> None:
+        """The next prefill may run elsewhere: its node is the source then."""
+        self._source = None
+
+    def prefill_done(self) -> None:
+        """Every block of the prompt has been computed."""
+        self._prefilled = True
+        for transfer in self._by_attempt.values():
+            transfer.prefill_done()
+
+    async def let_go(self, *, keep_main: bool, patience: Seconds) -> None:
+        """Releases everything and waits until that is done; a transfer to main still under way may be kept instead."""
+        for transfer in self._by_attempt.values():
+            if keep_main and transfer is self.to_main and transfer.state is TransferState.MOVING:
+                self._desk.detach(transfer)
+            else:
+                transfer.release()
+                await self._wait_for_end(transfer, patience)
+
+    async def _wait_for_end(self, transfer: Transfer, patience: Seconds) -> None:
+        try:
+            async with asyncio.timeout(patience):
+                await transfer.ended()
+        except TimeoutError:
+            _logger.warning("transfer_not_ended transfer=%s limit_s=%.1f", transfer.spec.name, patience)
+
+    def _find_source(self) -> Worker | None:
+        """Prefill's worker: the same for all transfers of one prefill, also after it has given its seat up."""
+        if self._source is None:
+            seat = self._seats.take(Role.PREFILL)
+            self._source = None if seat is None else seat.worker
+        return self._source
+
+    def _spec(self, command: relay.Replicate, source: Worker, target: Worker) -> TransferSpec:
+        budget = len(self._request.prompt) + self._request.max_tokens
+        return TransferSpec(
+            name=f"{self._request.request_id}.{command.attempt}",
+            attempt=command.attempt,
+            role=command.target,
+            source=source,
+            target=target,
+            hashes=self._hashes,
+            reserve_blocks=self._kv_format.num_full_blocks(budget),
+        )
+
+    def on_informed(self, transfer: Transfer) -> None:
+        """See ``TransferListener``."""
+        if transfer is self.to_main:
+            self._inbox.post(RouteDue())
+
+    def on_change(self, transfer: Transfer) -> None:
+        """See ``TransferListener``."""
+        spec = transfer.spec
+        if spec.role is Role.RELAY_DECODE:
+            self.relay_refused = transfer.state in (TransferState.REFUSED, TransferState.FAILED)
+        elif transfer.state is TransferState.REFUSED and not self._prefilled:
+            self._admitted.clear()
+        else:
+            self._admitted.set()
+        match transfer.state:
+            case TransferState.PLACED | TransferState.MOVING:
+                pass
+            case TransferState.REFUSED:
+                self._reporter.note("transfer_refused", role=spec.role)
+            case TransferState.READY:
+                self._reporter.note(_READY_EVENTS[spec.role])
+                self._inbox.post(relay.TransferReady(attempt=spec.attempt))
+            case TransferState.FAILED:
+                self._reporter.note("transfer_failed", role=spec.role)
+                self._on_failed(transfer)
+            case _:
+                assert_never(transfer.state)
+
+    def _on_failed(self, transfer: Transfer) -> None:
+        """Main decode without room refuses the request while it has no token; later it must compute what it lacks."""
+        role, error = transfer.spec.role, transfer.error
+        if isinstance(error, CapacityExhausted | ContextTooLong):
+            if role is Role.MAIN_DECODE and not self._prefilled:
+                self._inbox.post(Refusal(error=error))
+                return
+            if role is Role.RELAY_DECODE and self._reporter.report.route is not Route.RELAY:
+                return  # it isn't asked to relay, and from now on it won't be
+        self._inbox.post(relay.TransferFailed(attempt=transfer.spec.attempt))

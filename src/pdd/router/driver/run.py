@@ -1,0 +1,340 @@
+"""Runs one request: feeds its state machine with what happens, and carries out what it commands.
+
+All that happens arrives through one inbox and is handled by one task, command by command, without waiting in between; so
+the same events lead to the same commands in the same order, on any clock and under any hash seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from pdd.core.clock import Clock
+from pdd.core.errors import PddError, Unavailable
+from pdd.core.ids import RequestId
+from pdd.core.kv_format import KvFormat
+from pdd.core.request import Generation, Role
+from pdd.core.units import Bytes, BytesPerSecond, Seconds
+from pdd.policy.route import RouteView
+from pdd.protocol import relay
+from pdd.protocol.relay import Command, Relay
+from pdd.router.base import EmittedSpan, TokenRequest
+from pdd.router.driver.choices import decide_handoff, decide_route, plan_relay
+from pdd.router.driver.decoders import Decoders
+from pdd.router.driver.kv_paths import KvPaths
+from pdd.router.driver.lines import Forecast, LineBook
+from pdd.router.driver.mailbox import Inbox, InboxEvent, Outbox, Refusal, RouteDue
+from pdd.router.driver.pool import Pool
+from pdd.router.driver.report import Reporter
+from pdd.router.driver.seats import RequestSeats
+from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.transfers import TransferDesk
+
+_logger = logging.getLogger(__name__)
+
+CommandHook = Callable[[RequestId, Command], None]
+"""Sees every command before it is carried out; for tests and traces."""
+
+STALLED_AFTER = Seconds(1.0)
+"""Well above a round trip and the time of a block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What all requests of a router share."""
+
+    pool: Pool
+    desk: TransferDesk
+    lines: LineBook
+    clock: Clock
+    kv_format: KvFormat
+    settings: DriverSettings
+    on_command: CommandHook | None = None
+
+
+class RequestRun:
+    """One request from open to end. ``run`` is called once; the answer reads ``outbox`` and posts to ``inbox``."""
+
+    def __init__(self, request: TokenRequest, shared: Surroundings) -> None:
+        settings = shared.settings
+        self.inbox = Inbox(max_spans=settings.max_spans_ahead)
+        self.outbox = Outbox(max_spans=settings.max_spans_ahead)
+        self._request = request
+        self._shared = shared
+        self._reporter = Reporter(request.request_id, num_prompt_tokens=len(request.prompt), clock=shared.clock)
+        self.report = self._reporter.report
+        self._relay = self._plan()
+        self._tasks = asyncio.TaskGroup()
+        self._seats = RequestSeats(shared.pool)
+        self._decoders = Decoders(
+            self._tasks,
+            inbox=self.inbox,
+            pool=shared.pool,
+            clock=shared.clock,
+            release_patience=settings.release_patience,
+        )
+        self._paths = KvPaths(
+            request,
+            kv_format=shared.kv_format,
+            desk=shared.desk,
+            seats=self._seats,
+            inbox=self.inbox,
+            reporter=self._reporter,
+            admitted=self._decoders.admitted,
+        )
+        self._held: EmittedSpan | None = None
+        self._last_span: EmittedSpan | None = None
+        self._route_asked = False
+        self._complete = False
+
+    async def run(self) -> None:
+        """Runs the request to its end; afterwards nothing of it is held anywhere, a transfer that goes on aside."""
+        request = self._request
+        self._reporter.note("opened", prompt_tokens=len(request.prompt), max_tokens=request.max_tokens)
+        try:
+            async with self._tasks:
+                try:
+                    await self._live()
+                finally:
+                    self._decoders.stop_all()
+        except Exception:
+            _logger.exception("request_crashed request=%s", request.request_id)
+            self._end("crashed", PddError("the router failed; its log says why"))
+        finally:
+            stopping = Unavailable("the router is stopping", retry_after_s=self._shared.settings.retry_after)
+            self._end("aborted", stopping)
+            self._seats.give_up_all()
+            patience = self._shared.settings.release_patience
+            await self._paths.let_go(keep_main=self._complete, patience=patience)
+            self.report.wan_kv_bytes = self._paths.sent_over_lines()
+
+    def refuse(self, error: PddError) -> None:
+        """Instead of ``run``: the request ends before it began."""
+        self._end("refused", error)
+
+    async def _live(self) -> None:
+        self._carry_out(self._relay.start())
+        while not self._relay.finished:
+            await self.outbox.room()
+            self._receive(await self.inbox.get())
+
+    def _plan(self) -> Relay:
+        settings = self._shared.settings
+        return Relay(
+            plan_relay(
+                self._request,
+                relay_up=self._shared.pool.has(Role.RELAY_DECODE),
+                policy=settings.policy,
+                recovery_delay=settings.recovery_delay,
+            )
+        )
+
+    # Events in --------------------------------------------------------------------------------------------------------
+
+    def _receive(self, event: InboxEvent) -> None:
+        match event:
+            case Refusal():
+                self._end("refused", event.error)
+                self._carry_out(self._relay.receive(relay.ClientLeft()))
+                return
+            case RouteDue():
+                if self._route_asked:
+                    self._carry_out(self._choose_route())
+                return
+            case relay.WorkerLost():
+                self._note_loss(event.attempt)
+            case relay.Extended():
+                self.report.handoff_rounds += 1
+                self._reporter.note("extended")
+            case _:
+                pass
+        self._carry_out(self._relay.receive(event))
+
+    def _note_loss(self, attempt: int) -> None:
+        seat = self._decoders.seat_of(attempt)
+        if seat is None:
+            return
+        self._reporter.note("worker_lost", role=seat.worker.role, worker=seat.worker.name)
+        self._seats.lose(seat)
+        if self._relay.num_emitted == 0:
+            self._paths.prefill_lost()
+
+    # Commands out -----------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, commands: Iterable[Command]) -> None:
+        """Carries out a batch. Its last emission is held back until it is known whether the answer ends with it."""
+        waiting = deque(commands)
+        while waiting:
+            command = waiting.popleft()
+            if self._shared.on_command is not None:
+                self._shared.on_command(self._request.request_id, command)
+            waiting.extend(self._obey(command))
+        self._flush()
+
+    def _obey(self, command: Command) -> Iterable[Command]:
+        """Carries out one command; returns what the machine commands next, if it got an answer."""
+        match command:
+            case relay.Replicate():
+                self._paths.replicate(command)
+            case relay.CancelReplication():
+                self._paths.cancel(command.attempt)
+            case relay.StartDecode():
+                self._start_decode(command)
+            case relay.StartExtend():
+                self._start_extend(command)
+            case relay.Stop():
+                self._decoders.stop(command.attempt)
+            case relay.Emit():
+                self._emit(command)
+            case relay.AskRoute():
+                return self._ask_route()
+            case relay.AskHandoff():
+                return self._relay.receive(self._choose_handoff(command))
+            case relay.SetTimer():
+                self._decoders.set_timer(command.timer, command.delay)
+            case relay.Finish():
+                self._finish(command)
+            case relay.Fail():
+                self._fail(command)
+            case _:
+                assert_never(command)
+        return ()
+
+    def _start_decode(self, command: relay.StartDecode) -> None:
+        name = "prefill_started" if command.num_known == 0 else "decode_started"
+        if command.role is Role.MAIN_DECODE and Role.RELAY_DECODE in self.report.tokens_by_role:
+            name = "handoff_started"
+        self._reporter.note(name, role=command.role, known=command.num_known)
+        seat = self._seats.take(command.role)
+        if seat is None:
+            self.inbox.post(relay.WorkerUnavailable(attempt=command.attempt))
+        else:
+            self._decoders.decode(seat, self._generation(command.attempt, command.num_known, command.max_tokens))
+
+    def _start_extend(self, command: relay.StartExtend) -> None:
+        self._reporter.note("extend_started", known=command.num_known)
+        seat = self._seats.take(Role.MAIN_DECODE)
+        if seat is None:
+            self.inbox.post(relay.WorkerUnavailable(attempt=command.attempt))
+        else:
+            self._decoders.extend(seat, self._generation(command.attempt, command.num_known, 1))
+
+    def _generation(self, attempt: int, num_known: int, max_tokens: int) -> Generation:
+        request = self._request
+        return Generation(
+            request_id=request.request_id,
+            attempt=attempt,
+            known_tokens=request.prompt + self._relay.known_tokens(num_known),
+            num_prompt_tokens=len(request.prompt),
+            max_tokens=max_tokens,
+            stop_token_ids=request.stop_token_ids,
+            sampling=request.sampling,
+            salt=request.salt,
+        )
+
+    # Choices ----------------------------------------------------------------------------------------------------------
+
+    def _ask_route(self) -> Iterable[Command]:
+        """Chooses at once if everything is known, else as soon as main decode's node has said what it lacks.
+
+        That takes a round trip from the request's beginning, longer than a prefill that hits its cache. To relay
+        meanwhile would waste it on those who need it least.
+        """
+        self._route_asked = True
+        if not self._paths.awaits_main or self._request.steering.route is not None:
+            return self._choose_route()
+        self._decoders.set_route_timer(self._shared.settings.route_patience)
+        return ()
+
+    def _choose_route(self) -> Iterable[Command]:
+        self._route_asked = False
+        choice = decide_route(self._request.steering, self._route_view())
+        if self.report.route is not choice.route:
+            self.report.route, self.report.route_reason = choice.route, choice.reason
+            self._reporter.note("route_chosen", route=choice.route, reason=choice.reason)
+        return self._relay.receive(relay.RouteChosen(route=choice.route))
+
+    def _route_view(self) -> RouteView:
+        """What main decode's node lacks, and how fast the line to it is."""
+        missing, forecast = self._paths.missing_at_main(), self._forecast()
+        if self.report.missing_blocks_at_main is None:
+            self.report.missing_blocks_at_main = self._paths.lacking_at_main()
+        block_bytes = self._shared.kv_format.block_bytes
+        return RouteView(
+            missing=None if missing is None else Bytes(missing * block_bytes),
+            backlog=forecast.backlog,
+            rate=self._rate(forecast),
+            prompt_bytes=self._paths.prompt_bytes,
+            relay_available=self._shared.pool.has(Role.RELAY_DECODE) and not self._paths.relay_refused,
+            threshold=self._shared.settings.policy.relay_threshold_s,
+        )
+
+    def _forecast(self) -> Forecast:
+        transfer = self._paths.to_main
+        if transfer is None:
+            return Forecast(rate=None, backlog=Bytes(0))
+        return self._shared.lines.forecast(transfer.spec.source, transfer.spec.target)
+
+    def _rate(self, forecast: Forecast) -> BytesPerSecond | None:
+        """A line on which nothing of ours has moved for a while is slower than anybody said."""
+        transfer = self._paths.to_main
+        if transfer is None or forecast.rate is None or transfer.idle < STALLED_AFTER:
+            return forecast.rate
+        return BytesPerSecond(min(forecast.rate, self._shared.kv_format.block_bytes / transfer.idle))
+
+    def _choose_handoff(self, question: relay.AskHandoff) -> relay.HandoffChosen:
+        mode = decide_handoff(self._request.steering, question, self._shared.settings.policy)
+        self._reporter.note("handoff_chosen", mode=mode, gap=question.gap, rounds=question.rounds)
+        return relay.HandoffChosen(mode=mode)
+
+    # The client -------------------------------------------------------------------------------------------------------
+
+    def _emit(self, command: relay.Emit) -> None:
+        self._flush()
+        self._reporter.emitted(command.role, len(command.tokens))
+        if command.first_position == 0:
+            self._paths.prefill_done()
+            self._seats.give_up(Role.PREFILL)
+        seat = self._decoders.seat_of(command.attempt)
+        assert seat is not None
+        self._held = self._last_span = EmittedSpan(
+            first_position=command.first_position,
+            tokens=command.tokens,
+            role=command.role,
+            worker=seat.worker.name,
+        )
+
+    def _flush(self) -> None:
+        if self._held is not None:
+            self.outbox.send(self._held)
+            self._held = None
+
+    def _finish(self, command: relay.Finish) -> None:
+        if command.reason is None:
+            self._end("client_left", None)
+            return
+        self._complete = True
+        if self._held is not None:
+            self.outbox.send(replace(self._held, finish_reason=command.reason))
+        elif self._last_span is not None:
+            end = self._last_span.first_position + len(self._last_span.tokens)
+            self.outbox.send(replace(self._last_span, first_position=end, tokens=(), finish_reason=command.reason))
+        self._held = None
+        self._end("finished", None)
+
+    def _fail(self, command: relay.Fail) -> None:
+        error = self._decoders.last_error
+        retry_after = error.retry_after_s if isinstance(error, Unavailable) else self._shared.settings.retry_after
+        self._flush()
+        self._end("failed", Unavailable(command.why, retry_after_s=retry_after))
+
+    def _end(self, outcome: str, error: PddError | None) -> None:
+        """The first end counts."""
+        if not self.outbox.closed:
+            self.report.wan_kv_bytes = self._paths.sent_over_lines()
+            self._reporter.close(outcome)
+            self.outbox.close(error)

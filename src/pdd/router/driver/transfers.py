@@ -1,0 +1,390 @@
+"""One request's KV on its way from prefill's node to a decoder's node: a standing order there, a watch here.
+
+A transfer is placed before prefill begins and outlives whatever can be outlived: a target without room is asked again, a
+node that restarted gets its watch or order anew, both within ``node_patience``. It ends READY (every block is at the
+target, checked and leased until the transfer is released) or FAILED (it never will be; nothing is held any more).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+from pdd.core.blocks import BlockHash
+from pdd.core.clock import Clock
+from pdd.core.errors import CapacityExhausted, ContextTooLong, Incompatible, LocalProtocolError, NodeFailed, PddError
+from pdd.core.ids import NodeInstance, OrderId, WatchId
+from pdd.core.request import Role
+from pdd.core.units import Bytes, Seconds
+from pdd.kvnode.base import ReplicationOrder, ReplicationProgress, Watch
+from pdd.router.driver.lines import LineBook
+from pdd.router.driver.patience import Patience, closing_within
+from pdd.router.driver.pool import Pool, Worker
+from pdd.router.driver.settings import DriverSettings
+
+_logger = logging.getLogger(__name__)
+
+
+class TransferState(Enum):
+    """Where a transfer is. REFUSED: the target has no room now and is being asked again."""
+
+    PLACED = auto()
+    REFUSED = auto()
+    MOVING = auto()
+    READY = auto()
+    FAILED = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferSpec:
+    """What is moved. ``hashes`` is not empty; ``reserve_blocks`` covers prompt and output budget."""
+
+    name: str
+    attempt: int
+    role: Role
+    source: Worker
+    target: Worker
+    hashes: tuple[BlockHash, ...]
+    reserve_blocks: int
+
+    @property
+    def is_local(self) -> bool:
+        """Both engines share a node: there is nothing to send."""
+        return self.source.node.node == self.target.node.node
+
+    @property
+    def crosses_line(self) -> bool:
+        return self.source.cluster != self.target.cluster
+
+
+class TransferListener(Protocol):
+    """Whoever a transfer is made for. Nothing is told after ``release`` or ``detach``."""
+
+    def on_change(self, transfer: Transfer) -> None:
+        """Its ``state`` is another one."""
+        ...
+
+    def on_informed(self, transfer: Transfer) -> None:
+        """Its target has said what it lacks: ``num_missing`` is known."""
+        ...
+
+
+class Transfer:
+    """Made and run by a ``TransferDesk``."""
+
+    def __init__(
+        self,
+        spec: TransferSpec,
+        listener: TransferListener,
+        *,
+        pool: Pool,
+        lines: LineBook,
+        clock: Clock,
+        settings: DriverSettings,
+    ) -> None:
+        self.spec = spec
+        self.state = TransferState.PLACED
+        self.error: PddError | None = None
+        self.progress: ReplicationProgress | None = None
+        self._listener = listener
+        self._pool = pool
+        self._lines = lines
+        self._clock = clock
+        self._settings = settings
+        self._detached = False
+        self._prefilled = asyncio.Event()
+        self._released = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._evicted = asyncio.Event()
+        self._order_done = False
+        self._num_placed = 0
+        self._sent_before = 0
+        self._moved_at = clock.now()
+
+    @property
+    def settled(self) -> bool:
+        return self.state in (TransferState.READY, TransferState.FAILED)
+
+    @property
+    def num_missing(self) -> int | None:
+        """How many blocks the target still lacks; None while it has not said so."""
+        if self.state is TransferState.READY or self.spec.is_local:
+            return 0
+        if self.progress is None or self.progress.num_missing is None:
+            return None
+        return self.progress.num_missing - self.progress.num_acknowledged
+
+    @property
+    def num_lacking(self) -> int | None:
+        """How many blocks the target lacked when it was asked; None while it has not said so."""
+        if self.spec.is_local:
+            return 0
+        return None if self.progress is None else self.progress.num_missing
+
+    @property
+    def idle(self) -> Seconds:
+        """How long nothing has arrived."""
+        return Seconds(self._clock.now() - self._moved_at)
+
+    @property
+    def sent(self) -> Bytes:
+        """Block payload that the source sent for this transfer, over all of its orders."""
+        return Bytes(self._sent_before + (0 if self.progress is None else self.progress.sent_bytes))
+
+    def prefill_done(self) -> None:
+        """All blocks should be at the source by now: from here on a standstill counts."""
+        if not self._prefilled.is_set():
+            self._moved_at = self._clock.now()
+            self._prefilled.set()
+
+    def detach(self) -> None:
+        """The request is over, the transfer goes on; it releases itself when it is settled. Nobody is notified."""
+        self._detached = True
+        if self.settled:
+            self.release()
+
+    def release(self) -> None:
+        """Ends the order, the reservation and the leases. Idempotent; ``ended`` tells when that is done."""
+        self._released.set()
+
+    async def ended(self) -> None:
+        """Waits until nothing is held any more."""
+        await self._ended.wait()
+
+    async def run(self) -> None:
+        """Runs until it is released or has failed. Called once, by the desk."""
+        try:
+            await self._carry()
+        except Exception:
+            _logger.exception("transfer_crashed transfer=%s", self.spec.name)
+            self._settle(TransferState.FAILED, None)
+        finally:
+            self._ended.set()
+
+    async def _carry(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            parts = [tasks.create_task(self._keep_watch(), name=f"watch {self.spec.name}")]
+            if not self.spec.is_local:
+                parts.append(tasks.create_task(self._keep_order(), name=f"order {self.spec.name}"))
+                parts.append(tasks.create_task(self._notice_standstill(), name=f"standstill {self.spec.name}"))
+            await self._released.wait()
+            for part in reversed(parts):  # nothing is sent any more by the time that the room for it is given up
+                part.cancel()
+                await asyncio.wait([part])
+
+    # The target -------------------------------------------------------------------------------------------------------
+
+    async def _keep_watch(self) -> None:
+        patience = self._patience()
+        while not self.settled:
+            try:
+                await self._watch_once(patience)
+            except CapacityExhausted as error:
+                self._change(TransferState.REFUSED)
+                await self._bear(error, patience)
+            except PddError as error:
+                await self._bear(error, patience)
+
+    async def _watch_once(self, patience: Patience) -> None:
+        watch = Watch(
+            watch=WatchId(self._next_name()), hashes=self.spec.hashes, reserve_blocks=self.spec.reserve_blocks
+        )
+        readings = self.spec.target.node.watch(watch)
+        async with closing_within(readings, self._settings.release_patience):
+            num_ready: int | None = None
+            async for readiness in readings:
+                patience.forget()
+                self._take_readiness(readiness.num_ready, num_ready)
+                num_ready = readiness.num_ready
+        raise NodeFailed(f"node {self.spec.target.node.node} ended a watch")
+
+    def _take_readiness(self, num_ready: int, before: int | None) -> None:
+        admitted = self.state is TransferState.REFUSED
+        if admitted or (before is not None and num_ready > before):
+            self._moved_at = self._clock.now()
+        if num_ready >= len(self.spec.hashes):
+            self._settle(TransferState.READY, None)
+            return
+        if before is None and self._order_done:
+            self._evicted.set()  # they came before there was room to keep them
+        self._change(TransferState.MOVING)
+
+    # The source -------------------------------------------------------------------------------------------------------
+
+    async def _keep_order(self) -> None:
+        patience = self._patience()
+        instance = None
+        while not self.settled:
+            # The lifetime in which prefill wrote its blocks is the first one seen, not the one after a restart.
+            instance = instance or self._pool.node_instance(self.spec.source.node.node)
+            try:
+                self._order_done = await self._order_once(patience)
+                if self._order_done:
+                    await self._evicted.wait()
+                    self._evicted.clear()
+            except PddError as error:
+                await self._bear(error, patience)
+                await self._check_source(instance)
+
+    async def _order_once(self, patience: Patience) -> bool:
+        """True when every block has arrived."""
+        self._sent_before, self.progress = self.sent, None
+        order = ReplicationOrder(
+            order=OrderId(self._next_name()), target=self.spec.target.node.node, hashes=self.spec.hashes
+        )
+        done = False
+        try:
+            steps = self.spec.source.node.replicate(order)
+            async with closing_within(steps, self._settings.release_patience):
+                async for progress in steps:
+                    self._take_progress(progress, patience)
+                    done = progress.done
+        finally:
+            if not done:
+                await self._cancel_order(order.order)
+        return done
+
+    def _take_progress(self, progress: ReplicationProgress, patience: Patience) -> None:
+        """Being placed is no progress: a node may accept an order again and again and never get through to its peer."""
+        before = self.progress
+        if progress.num_missing is not None:
+            patience.forget()
+        if before is not None and progress.num_acknowledged > before.num_acknowledged:
+            self._moved_at = self._clock.now()
+        self.progress = progress
+        self._lines.record(self.spec.source, self.spec.target, progress)
+        was_informed = before is not None and before.num_missing is not None
+        if progress.num_missing is not None and not was_informed and self._is_heard:
+            self._listener.on_informed(self)
+
+    async def _cancel_order(self, order: OrderId) -> None:
+        try:
+            async with asyncio.timeout(self._settings.release_patience):
+                await self.spec.source.node.cancel(order)
+        except (PddError, TimeoutError) as error:
+            # Its orders end with the node, or with our connection to it.
+            _logger.debug("order_not_cancelled order=%s reason=%s", order, error)
+
+    async def _check_source(self, instance: NodeInstance | None) -> None:
+        """Blocks are written once: what a restarted source forgot it will never send."""
+        try:
+            async with asyncio.timeout(self._settings.health_timeout):
+                stats = await self.spec.source.node.stats()
+        except (PddError, TimeoutError):
+            return  # still away: the next try finds out
+        if instance is not None and stats.instance != instance:
+            self._settle(TransferState.FAILED, NodeFailed(f"node {stats.node} restarted and lost the prompt's blocks"))
+
+    async def _notice_standstill(self) -> None:
+        """A block that prefill's node never got (it was full, or the engine could not reach it) never arrives."""
+        await self._prefilled.wait()
+        while not self.settled:
+            left = self._moved_at + self._standstill_patience() - self._clock.now()
+            if left > 0 or self.state is TransferState.REFUSED:
+                await self._clock.sleep(Seconds(max(left, self._settings.node_retry)))
+            else:
+                self._settle(TransferState.FAILED, NodeFailed("the transfer has come to a standstill"))
+
+    def _standstill_patience(self) -> Seconds:
+        """Others may be served first, but not for longer than twice all that the line owes."""
+        forecast = self._lines.forecast(self.spec.source, self.spec.target)
+        queue_s = forecast.backlog / forecast.rate if forecast.rate else 0.0
+        return Seconds(max(self._settings.node_patience, 2 * queue_s))
+
+    # State ------------------------------------------------------------------------------------------------------------
+
+    def _patience(self) -> Patience:
+        return Patience(self._clock, limit=self._settings.node_patience, retry=self._settings.node_retry)
+
+    async def _bear(self, error: PddError, patience: Patience) -> None:
+        """Waits a little if waiting can help; else the transfer has failed."""
+        if isinstance(error, ContextTooLong | Incompatible) or not await patience.bear():
+            self._settle(TransferState.FAILED, error)
+
+    def _settle(self, state: TransferState, error: PddError | None) -> None:
+        if self.settled:
+            return
+        self.error = error
+        if state is TransferState.FAILED:
+            _logger.warning("transfer_failed transfer=%s reason=%s", self.spec.name, error)
+        self._change(state)
+        if state is TransferState.FAILED or self._detached:
+            self.release()
+
+    def _change(self, state: TransferState) -> None:
+        if self.state is state or self.settled:
+            return
+        self.state = state
+        if self._is_heard:
+            self._listener.on_change(self)
+
+    @property
+    def _is_heard(self) -> bool:
+        return not self._detached and not self._released.is_set()
+
+    def _next_name(self) -> str:
+        self._num_placed += 1
+        return f"{self.spec.name}.{self._num_placed}"
+
+
+class TransferDesk:
+    """Runs all transfers of a router, those of open requests and those that outlived theirs."""
+
+    def __init__(self, *, pool: Pool, lines: LineBook, clock: Clock, settings: DriverSettings) -> None:
+        self._pool = pool
+        self._lines = lines
+        self._clock = clock
+        self._settings = settings
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: list[Transfer] = []
+        self._detached: list[Transfer] = []
+        self._crossed_before = 0
+
+    @property
+    def crossed(self) -> Bytes:
+        """Block payload that sources sent to nodes of other clusters, ended and detached transfers included."""
+        running = sum(transfer.sent for transfer in self._running if transfer.spec.crosses_line)
+        return Bytes(self._crossed_before + running)
+
+    @property
+    def num_running(self) -> int:
+        """Transfers that hold something somewhere."""
+        return len(self._running)
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Transfers run in ``tasks`` from now on."""
+        self._tasks = tasks
+
+    def place(self, spec: TransferSpec, listener: TransferListener) -> Transfer:
+        """Starts a transfer."""
+        if self._tasks is None:
+            raise LocalProtocolError("the transfer desk is not running")
+        transfer = Transfer(
+            spec, listener, pool=self._pool, lines=self._lines, clock=self._clock, settings=self._settings
+        )
+        self._running.append(transfer)
+        self._tasks.create_task(self._run(transfer), name=f"transfer {spec.name}")
+        return transfer
+
+    def detach(self, transfer: Transfer) -> None:
+        """Lets a transfer outlive its request; of too many the oldest ends."""
+        self._detached.append(transfer)
+        transfer.detach()
+        if len(self._detached) > self._settings.max_detached_transfers:
+            self._detached.pop(0).release()
+
+    def stop(self) -> None:
+        """Releases everything, in the order in which it was placed."""
+        for transfer in self._running:
+            transfer.release()
+
+    async def _run(self, transfer: Transfer) -> None:
+        await transfer.run()
+        self._running.remove(transfer)
+        if transfer.spec.crosses_line:
+            self._crossed_before += transfer.sent
+        if transfer in self._detached:
+            self._detached.remove(transfer)
