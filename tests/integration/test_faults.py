@@ -16,7 +16,7 @@ import pytest
 
 from pdd.cli.ask.conversation import Question, ReceivedAnswer, ReceivedSpan
 from pdd.cli.deploy.supervisor import Timing
-from pdd.core.errors import PddError
+from pdd.core.errors import PddError, WorkerFailed
 from pdd.core.request import Role
 from pdd.core.topology import Topology
 from pdd.core.units import Seconds
@@ -155,6 +155,20 @@ async def test_the_real_engine_finishes_the_same_sampled_answer_whoever_is_kille
             await deployment.until_back(victim, restarts=before + 1)
             await deployment.until_healthy()
             await deployment.until_clean()
+
+
+async def test_a_killed_router_loses_its_streams_but_leaves_nothing_held_and_serves_again():
+    async with live(slow_scripted(), timing=QUICK_RESTARTS) as deployment:
+        question = relayed_question(deployment.topology, "router")
+        with pytest.raises(WorkerFailed):
+            async with asyncio.timeout(30):
+                await deployment.ask_and(question, decoded_by(Role.RELAY_DECODE, 10), lambda: deployment.kill("router"))
+        await until(lambda: are_idle(deployment), "idle engines", seconds=5.0)
+        await deployment.until_clean(seconds=5.0)
+        await deployment.until_back("router")
+        await deployment.until_healthy()
+        await check_relays(deployment, "afterwards")
+        await deployment.until_clean()
 
 
 async def test_prefill_lost_before_the_first_token_is_503_and_served_again_when_it_is_back():

@@ -23,6 +23,7 @@ from pdd.cli.deploy.deployment import Deployment, run_deployment
 from pdd.cli.deploy.state import Phase, RoleStatus
 from pdd.cli.deploy.supervisor import Timing
 from pdd.cli.topology.file import load_topology
+from pdd.core.errors import PddError
 from pdd.core.request import Sampling
 from pdd.core.topology import LOOPBACK, Address, Topology
 from pdd.core.units import BitsPerSecond, Seconds
@@ -134,12 +135,17 @@ class Live:
                 await done
 
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(self.ask(question, listen))
             acting = group.create_task(do())
-            answer = await asking
-            assert reached.is_set(), f"the moment never came; tokens by role: {answer.report.tokens_by_role}"
-            await acting
-        return answer
+            try:
+                answer = await self.ask(question, listen)
+            except PddError as error:
+                acting.cancel()
+                failure = error
+            else:
+                assert reached.is_set(), f"the moment never came; tokens by role: {answer.report.tokens_by_role}"
+                return answer
+        # Outside of the group, which would wrap it.
+        raise failure
 
     async def get(self, address: str, path: str) -> tuple[int, dict[str, Any]]:
         async with self.http.get(f"http://{address}{path}") as reply:
