@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from pdd.cli.ask.conversation import Question, ReceivedAnswer, ReceivedSpan
+from pdd.cli.deploy.state import Phase
 from pdd.cli.deploy.supervisor import Timing
-from pdd.core.errors import PddError, WorkerFailed
+from pdd.core.errors import PddError, Unavailable, WorkerFailed
 from pdd.core.request import Role
 from pdd.core.topology import Topology
 from pdd.core.units import Seconds
@@ -313,3 +314,45 @@ async def ask_and_leave(deployment: Live, question: Question, after: float) -> N
 
 async def are_idle(deployment: Live) -> bool:
     return not any([await deployment.running(engine.name) for engine in deployment.topology.engines])
+
+
+async def test_random_kills_under_load_break_no_answer():
+    """Whatever dies whenever: an answer that has begun is completed exactly; one that hasn't may be refused, and is asked again."""
+    chance = random.Random(11)
+    seconds = 20.0
+    async with live(slow_scripted(), timing=QUICK_RESTARTS) as deployment:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        num_answers = 0
+
+        async def client(number: int) -> None:
+            nonlocal num_answers
+            while loop.time() < end:
+                question = relayed_question(deployment.topology, f"client {number} {num_answers}")
+                answer = await ask_until_taken(deployment, question)
+                check_exact(answer, question, f"client {number}")
+                num_answers += 1
+
+        async def killer() -> None:
+            while loop.time() < end:
+                await asyncio.sleep(chance.uniform(0.3, 1.5))
+                victim = chance.choice(ROLES)
+                if deployment.role(victim).phase is Phase.READY:
+                    deployment.kill(victim)
+
+        async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+            group.create_task(killer())
+            for number in range(4):
+                group.create_task(client(number))
+        assert num_answers >= 4
+        await deployment.until_healthy()
+        await check_relays(deployment, "afterwards")
+        await deployment.until_clean()
+
+
+async def ask_until_taken(deployment: Live, question: Question) -> ReceivedAnswer:
+    while True:
+        try:
+            return await deployment.ask(question)
+        except Unavailable as refusal:
+            await asyncio.sleep(min(refusal.retry_after_s, 0.5))
