@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -30,9 +32,11 @@ class _Sink:
     """The endpoint behind the line: counts what bulk connections bring, echoes what others send."""
 
     received: dict[int, int] = field(default_factory=dict[int, int])
+    writers: set[asyncio.StreamWriter] = field(default_factory=set[asyncio.StreamWriter])
     begun: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.add(writer)
         kind = await reader.read(1)
         number = len(self.received)
         if kind == _BULK:
@@ -45,7 +49,14 @@ class _Sink:
                 else:
                     writer.write(data)
                     await writer.drain()
+        self.writers.discard(writer)
         writer.close()
+
+    async def hang_up(self) -> None:
+        """Ends what is still open, so that no handler is cancelled by the loop's end."""
+        for writer in self.writers:
+            writer.transport.abort()
+        await asyncio.sleep(0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +143,9 @@ async def _send(entrance: Address) -> None:
             writer.write(_CHUNK)
             await writer.drain()
     finally:
+        # A close alone would leave megabytes in the kernel, which would go on crossing the line in the next measurement.
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
 
 
@@ -157,6 +171,7 @@ async def _line(roles: Roles) -> AsyncGenerator[_Line]:
     async with await asyncio.start_server(sink.serve, node.host, node.port):
         await _until_it_answers(control)
         yield _Line(sink=sink, entrance=Address(host=LOOPBACK, port=link.forwards[_ENDPOINT]), control=control)
+        await sink.hang_up()
 
 
 async def _until_it_answers(control: Address) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
+import msgspec
+
 from pdd.cli.deploy.state import RoleKind, RunDirectory, run_directory
 from pdd.cli.topology.ports import resolve, write_resolved
 from pdd.core.topology import Topology
@@ -30,7 +32,8 @@ class Roles:
 def running_roles(topology: Topology, *roles: tuple[RoleKind, str]) -> Generator[Roles]:
     """Runs only these roles of ``topology``; whoever connects first may have to wait for them."""
     with tempfile.TemporaryDirectory(prefix="pdd-") as folder, contextlib.ExitStack() as stack:
-        resolved = resolve(topology)
+        router = msgspec.structs.replace(topology.router, port=0)
+        resolved = resolve(msgspec.structs.replace(topology, router=router))
         run = run_directory(Path(folder), resolved.name)
         run.path.mkdir(mode=0o700)
         write_resolved(resolved, run.topology_file)

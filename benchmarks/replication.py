@@ -69,8 +69,7 @@ def _topology() -> Topology:
         size = Bytes(_TARGET_BYTES * 5 // 4) if node.name in (_SOURCE, _TARGET) else node.arena_bytes
         return msgspec.structs.replace(node, arena_bytes=size)
 
-    router = msgspec.structs.replace(topology.router, port=0)
-    return msgspec.structs.replace(topology, router=router, nodes=tuple(enlarged(node) for node in topology.nodes))
+    return msgspec.structs.replace(topology, nodes=tuple(enlarged(node) for node in topology.nodes))
 
 
 def _tokens(count: int) -> tuple[TokenId, ...]:
