@@ -79,6 +79,23 @@ async def test_a_whole_answer_is_one_object():
     assert choice["logprobs"] is None
 
 
+async def test_its_health_counts_what_it_has_not_let_go_of():
+    engine = scripted(faults=Faults(hang_after_tokens=1))
+
+    async def running(session: ClientSession) -> int:
+        async with session.get("/health") as response:
+            return (await response.json())["running"]
+
+    async with served(engine) as session:
+        assert await running(session) == 0
+        response = await session.post(GENERATE, json=body())
+        await response.content.readany()
+        assert await running(session) == 1
+        response.close()
+        await wait_for_open(engine, 0)
+        assert await running(session) == 0
+
+
 async def test_it_describes_its_model_and_health():
     engine = scripted()
     async with served(engine) as session:
