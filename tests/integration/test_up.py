@@ -222,8 +222,8 @@ def test_a_port_in_use_is_refused_before_anything_starts(state):
     assert not list((state / "scripted" / "logs").iterdir())
 
 
-def changed_topology(state, old, new):
-    text = (files("pdd.cli.topology") / "packaged" / "scripted.toml").read_text().replace("port = 8000", "port = 0")
+def changed_topology(state, old, new, *, base="scripted.toml"):
+    text = (files("pdd.cli.topology") / "packaged" / base).read_text().replace("port = 8000", "port = 0")
     assert old in text
     topology = state / "changed.toml"
     topology.write_text(text.replace(old, new, 1))
@@ -231,14 +231,16 @@ def changed_topology(state, old, new):
 
 
 def test_a_role_that_refuses_its_configuration_stops_up_with_its_message(state):
-    tenant = '[[router.tenants]]\nname = "{}"\napi_key = "the same for both"\n'
-    keys = f"port = 0\n{tenant.format('one')}{tenant.format('two')}"
-    found = run("up", changed_topology(state, "port = 0", keys), "--json", state=state)
+    # Only the engine knows how many rows its operators compute exactly.
+    topology = changed_topology(
+        state, 'role = "prefill"', 'role = "prefill"\nprefill_chunk_tokens = 4000', base="tiny.toml"
+    )
+    found = run("up", topology, "--json", state=state)
     assert found.returncode == 2
     error = json.loads(found.stdout)["error"]
     assert error["type"] == "config_error"
-    assert error["message"].startswith("router 'router': ")
-    assert "api_key" in error["message"]
+    assert error["message"].startswith("engine 'P': ")
+    assert "511" in error["message"]
     assert "ready" in found.stderr
     assert "Traceback" not in found.stderr
 
