@@ -214,6 +214,17 @@ REFUSED = {
         change('arena = "8 MiB"', 'arena = "8 MiB"\nhost = "10.0.0.1"'),
         ["nodes[0].host = '10.0.0.1'", "--insecure-plaintext"],
     ),
+    "two tenants with one key": (
+        change(
+            "port = 8000",
+            'port = 8000\ntenants = [{name = "a", api_key = "k"}, {name = "b", api_key = "k"}]',
+        ),
+        ["router.tenants", "two tenants share one api_key"],
+    ),
+    "a threshold without end": (
+        change('relay_threshold = "1.5 s"', "relay_threshold_s = inf"),
+        ["router.policy.relay_threshold_s = inf", "finite"],
+    ),
     "a router off loopback without keys": (
         change("port = 8000", 'port = 8000\nhost = "0.0.0.0"'),
         ["router.host = '0.0.0.0'", "[[router.tenants]]"],
