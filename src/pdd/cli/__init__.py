@@ -29,7 +29,7 @@ _COMMAND_MODULES = (
 """In the order in which ``pdd --help`` lists them."""
 _EXIT_INTERRUPTED = 130
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has seen enough; Python must not complain about it once more when it flushes.
         sys.stdout = None
         return 0
-    except Exception as raised:  # noqa: BLE001 (the outermost edge of the program)
+    except Exception as raised:  # the outermost edge of the program
         error = root_cause(raised)
-        _log.debug("command failed", exc_info=raised)
+        _logger.debug("command_failed", exc_info=raised)
         show_error(error, as_json="--json" in given)
         return exit_code_of(error)
 

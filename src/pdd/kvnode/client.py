@@ -52,7 +52,7 @@ from pdd.transport.base import ConnectionLost
 from pdd.transport.tcp import SocketConnection, connect_tcp
 from pdd.transport.together import run_together
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 MessageT = TypeVar("MessageT")
 
@@ -233,11 +233,11 @@ class TcpNodeClient:
     def _begin_session(self, connection: SocketConnection, welcome: Welcome) -> None:
         connection.open_up(max_control_bytes=MAX_CONTROL_BYTES, block_bytes=None)
         self._session, self._instance = _Session(), welcome.instance
-        logger.info("node_connected node=%s instance=%s", self._node, welcome.instance)
+        _logger.info("node_connected node=%s instance=%s", self._node, welcome.instance)
 
     def _lose_session(self, failure: _Failure) -> None:
         if failure != self._failure:
-            logger.warning("node_not_connected node=%s reason=%s", self._node, failure.reason)
+            _logger.warning("node_not_connected node=%s reason=%s", self._node, failure.reason)
         self._end_session(failure)
 
     def _end_session(self, failure: _Failure) -> None:

@@ -19,7 +19,7 @@ from pdd.transport.base import ConnectionLost
 from pdd.transport.tcp import SocketConnection
 from pdd.transport.together import run_together
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 SILENCE_LIMIT = Seconds(10.0)
 """Sources ping every second: one that is silent for this long is gone, and others may have what it claimed."""
@@ -99,7 +99,7 @@ class Receiver:
             self._store.commit(self._owner, (write,))
             return
         self._store.counters.digest_failures += 1
-        logger.warning("damaged_block_dropped peer=%s", self._source)
+        _logger.warning("damaged_block_dropped peer=%s", self._source)
         arrivals.damaged(self._key, head.hash)
         self._store.abort(self._owner, (write,))
 

@@ -36,7 +36,7 @@ from pdd.transport.base import ConnectionLost
 from pdd.transport.tcp import SocketConnection, connect_tcp
 from pdd.transport.together import run_together
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +223,7 @@ class Sender:
         try:
             return await self._connect_and_greet()
         except Incompatible as error:
-            logger.error("peer_refused peer=%s reason=%s", self.target, error)  # noqa: TRY400
+            _logger.error("peer_refused peer=%s reason=%s", self.target, error)  # noqa: TRY400
             self._fail_all(ErrorKind.INCOMPATIBLE, f"node {self.target!r} can't be sent to: {error}")
         except (ConnectionLost, RemoteProtocolError) as error:
             self._note_unreachable(str(error))
@@ -249,14 +249,14 @@ class Sender:
         connection.open_up(max_control_bytes=MAX_CONTROL_BYTES, block_bytes=None)
         self._transfer.connected(answer.instance)
         self._carry_out()
-        logger.info("line_opened peer=%s instance=%s", self.target, answer.instance)
+        _logger.info("line_opened peer=%s instance=%s", self.target, answer.instance)
 
     def _note_unreachable(self, reason: str) -> None:
         """A line that opens and ends without a word from the target counts as none."""
         now = self._loop.time()
         if self._unreachable_since is None:
             self._unreachable_since = now
-            logger.warning("peer_unreachable peer=%s reason=%s", self.target, reason)
+            _logger.warning("peer_unreachable peer=%s reason=%s", self.target, reason)
         elif now - self._unreachable_since >= self._settings.peer_patience:
             self._unreachable_since = None
             self._fail_all(ErrorKind.NODE_FAILED, f"unreachable for {self._settings.peer_patience} s: {reason}")
@@ -267,7 +267,7 @@ class Sender:
             await run_together(self._write(connection), self._read(connection), self._guard(connection))
         except* (ConnectionLost, RemoteProtocolError, Incompatible) as group:
             reason = "; ".join(str(error) for error in group.exceptions)
-            logger.warning("line_lost peer=%s reason=%s", self.target, reason)
+            _logger.warning("line_lost peer=%s reason=%s", self.target, reason)
             self._note_unreachable(reason)
 
     def _hang_up(self, connection: SocketConnection) -> None:

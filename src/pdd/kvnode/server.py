@@ -28,7 +28,7 @@ from pdd.protocol.peer import Hello, PeerKind
 from pdd.transport.base import ConnectionLost
 from pdd.transport.tcp import SocketConnection, listen_tcp, listen_unix, tune
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 ACCEPT_RETRY_DELAY = Seconds(0.1)
 
@@ -115,7 +115,7 @@ class _Server:
                 tasks.create_task(sender.run())
             tasks.create_task(self._accept(tcp, tasks, self._serve_remote))
             tasks.create_task(self._accept(local, tasks, self._serve_engine))
-            logger.info("node_ready node=%s instance=%s", self._store.node, self._store.instance)
+            _logger.info("node_ready node=%s instance=%s", self._store.node, self._store.instance)
             on_ready()
 
     async def _accept(self, listener: socket.socket, tasks: asyncio.TaskGroup, serve: Serve) -> None:
@@ -125,7 +125,7 @@ class _Server:
                 sock, _ = await loop.sock_accept(listener)
             except OSError as error:
                 # Out of descriptors, most likely: callers wait in the backlog until some are free again.
-                logger.warning("accept_failed reason=%s", error)
+                _logger.warning("accept_failed reason=%s", error)
                 await asyncio.sleep(ACCEPT_RETRY_DELAY)
                 continue
             tasks.create_task(self._serve(sock, serve))
@@ -135,12 +135,12 @@ class _Server:
         try:
             await serve(connection)
         except* ConnectionLost as group:
-            logger.debug("caller_gone reasons=%s", reasons(group))
+            _logger.debug("caller_gone reasons=%s", reasons(group))
         except* (RemoteProtocolError, Incompatible) as group:
-            logger.warning("caller_dismissed reasons=%s", reasons(group))
+            _logger.warning("caller_dismissed reasons=%s", reasons(group))
         except* Exception:
             # The outermost edge of a connection: whatever went wrong in it must not take the node down.
-            logger.exception("connection failed")
+            _logger.exception("connection_failed")
         finally:
             connection.close()
 

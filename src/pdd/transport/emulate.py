@@ -40,7 +40,7 @@ from pdd.transport.emulate_control import (
 from pdd.transport.emulate_lane import Lane, Pipe, ResetByPeer
 from pdd.transport.shaping import BURST_S, LineClock, LineSettings
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 _MIN_SOCKET_BUFFER = Bytes(16 * 1024)
 _MAX_SOCKET_BUFFER = Bytes(1024 * 1024)
@@ -145,7 +145,15 @@ class EmulatedLink:
             case _:
                 assert_never(request)
         state = self.state()
-        _log.info("link %s: %s", self._plan.name, state)
+        _logger.info(
+            "link_changed link=%s condition=%s rate_bits_per_s=%g delay_s=%g jitter_s=%g connections=%d",
+            state.name,
+            state.condition,
+            state.rate_bits_per_s,
+            state.delay_s,
+            state.jitter_s,
+            state.connections,
+        )
         return state
 
     async def serve_connection(self, client: socket.socket, forward: Forward) -> None:
@@ -268,9 +276,9 @@ class _Acceptor:
     async def __call__(self, connection: socket.socket) -> None:
         try:
             await self._link.serve_connection(connection, self._forward)
-        except Exception:  # noqa: BLE001
+        except Exception:
             # The outermost edge of one connection: whatever is wrong with it, the link lives on.
-            _log.exception("link connection to %s failed", self._forward.endpoint)
+            _logger.exception("connection_failed endpoint=%s", self._forward.endpoint)
 
 
 _Handler = Callable[[socket.socket], Coroutine[None, None, None]]
@@ -282,7 +290,7 @@ async def _accept(listener: socket.socket, group: asyncio.TaskGroup, handle: _Ha
         try:
             connection, _ = await loop.sock_accept(listener)
         except OSError as error:
-            _log.warning("accepting failed: %s", error)  # out of descriptors: some will be free again
+            _logger.warning("accept_failed reason=%s", error)  # out of descriptors: some will be free again
             await asyncio.sleep(_ACCEPT_RETRY_S)
             continue
         group.create_task(handle(connection))

@@ -23,7 +23,7 @@ from pdd.cli.deploy.state import Phase, RoleKind, RoleStatus, RunDirectory, RunS
 from pdd.core.errors import ConfigError
 from pdd.core.units import Seconds
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ class Supervisor:
                 started = loop.time()
                 reason = await self._live_once(role)
                 pause = backoff.after_exit(Seconds(loop.time() - started))
-                _log.warning("role %s: %s; starting it again in %g s", role.command.name, reason, pause)
+                _logger.warning("role_died role=%s pause_s=%g reason=%s", role.command.name, pause, reason)
                 restarts = role.status.restarts + 1
                 self._set(role, phase=Phase.RESTARTING, pid=None, last_exit=reason, restarts=restarts)
                 await asyncio.sleep(pause)
@@ -228,7 +228,7 @@ class Supervisor:
         try:
             self._run.write_status(status)
         except OSError as error:
-            _log.warning("status file: %s", error)  # a full disk is no reason to stop serving
+            _logger.warning("status_not_written reason=%s", error)  # a full disk is no reason to stop serving
         self._on_change(role.status)
 
 

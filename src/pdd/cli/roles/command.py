@@ -22,7 +22,7 @@ from pdd.cli.output import exit_code_of, root_cause, show_error
 from pdd.core.errors import ConfigError
 from pdd.core.topology import Topology
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _SUMMARIES = {
@@ -96,7 +96,7 @@ def _fail(error: BaseException, ready: ReadySignal) -> int:
         ready.refuse(error)
         show_error(error, as_json=False)
     else:
-        _log.error("role failed", exc_info=error)
+        _logger.error("role_failed", exc_info=error)
     return exit_code_of(error)
 
 

@@ -20,7 +20,7 @@ from pdd.core.errors import PddError, WorkerFailed
 from pdd.engine.embedded.core import DrawnToken, EngineCore
 from pdd.engine.embedded.sequence import EngineSequence
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class ThreadObserver(Protocol):
@@ -99,8 +99,8 @@ class ComputeThread:
                 self._compute()
         except PddError as raised:
             error = raised
-        except Exception as raised:  # noqa: BLE001  # the outermost edge of this thread
-            _log.exception("engine_compute_failed")
+        except Exception as raised:  # the outermost edge of this thread
+            _logger.exception("engine_compute_failed")
             error = WorkerFailed(f"the engine failed: {type(raised).__name__}")
         self._tell(self._observer.on_end, error)
 

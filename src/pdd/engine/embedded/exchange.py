@@ -19,7 +19,7 @@ from pdd.core.errors import CapacityExhausted, Incompatible, NodeFailed, Protoco
 from pdd.core.units import Seconds
 from pdd.engine.block_store import BlockStore, ConnectStore, OpenSlot
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 _BATCH_BLOCKS = 16  # so that the node's replication begins before a long export is over
 _PAUSE_PER_STALL = 10.0  # a node that hangs is left alone so long that it takes at most a tenth of the engine's time
@@ -166,13 +166,13 @@ class NodeExchange:
         try:
             self._store = self._connect()
         except Incompatible as error:
-            _log.error("engine_node_refused reason=%s", error)
+            _logger.error("engine_node_refused reason=%s", error)  # noqa: TRY400
             self._retry_at = float("inf")
             return None
         except (NodeFailed, ProtocolError) as error:
             self._lost(error, started)
             return None
-        _log.warning("engine_node_back")
+        _logger.warning("engine_node_back")
         self.epoch += 1
         self._retry_at = None
         self._pause = self._backoff.first
@@ -180,7 +180,7 @@ class NodeExchange:
 
     def _lost(self, error: NodeFailed | ProtocolError, started: float) -> None:
         if self._retry_at is None:  # said once, not at each try
-            _log.warning("engine_node_lost reason=%s", error)
+            _logger.warning("engine_node_lost reason=%s", error)
         self.close()
         now = self._now()
         self._retry_at = now + max(self._pause, _PAUSE_PER_STALL * (now - started))
