@@ -14,9 +14,13 @@ from pdd.core.topology import TenantTable
 from pdd.core.units import Bytes, Seconds
 from pdd.engine.catalog import find_model
 from pdd.router.api.admission import Limits
+from pdd.router.api.answers import AnswerMemory
 from pdd.router.api.app import Health, WorkerCount, serve
+from pdd.router.api.serving import Job, RequestRunner
 from pdd.router.api.tenants import Tenants
+from pdd.router.api.tokenizer import TextCodec
 from pdd.router.base import Steering
+from pdd.telemetry.metrics import RouterMetrics
 from tests.support.fake_service import FakeService, Step, steps
 from tests.support.front_door import HEALTHY, LIMITS, MODEL, NOW, Door, front_door, saying
 
@@ -339,15 +343,71 @@ async def test_a_client_that_stops_reading_is_given_up():
         assert await door.metric('pdd_requests_total{outcome="client_left",route="none"}') == 1
 
 
-async def test_shutting_down_cancels_what_still_runs():
+async def test_shutting_down_ends_an_open_stream_with_an_error_event():
     service = FakeService(script=lambda _: [Step(tokens=(70,)), Step(tokens=(71,), gate=asyncio.Event())])
     async with front_door(service) as door:
         reader, writer = await raw_connection(door)
         await ask(writer, {**QUESTION, "stream": True})
         await reader.readuntil(b"assistant")
+    rest = await reader.read()
     writer.close()
+    assert b"event: error" in rest
+    assert b"the router is stopping" in rest
+    assert b"[DONE]" not in rest
+    assert rest.endswith(b"0\r\n\r\n"), "the response ends, it is not cut off"
     assert service.running == 0
     assert service.cancelled == 1
+
+
+@pytest.mark.parametrize(("streamed", "begun"), [(True, False), (False, False), (False, True)])
+async def test_shutting_down_refuses_what_has_sent_nothing_yet(streamed, begun):
+    first = [Step(tokens=(70,))] if begun else []
+    service = FakeService(script=lambda _: [*first, Step(tokens=(71,), gate=asyncio.Event())])
+    async with front_door(service) as door:
+        reader, writer = await raw_connection(door)
+        await ask(writer, {**QUESTION, "stream": streamed})
+        await service.any_opened.wait()
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: 1" in answer
+    assert b"the router is stopping" in answer
+    assert service.running == 0
+
+
+async def test_shutting_down_does_not_wait_for_a_client_that_reads_nothing():
+    textless = min(find_model(MODEL).load_text().stop_token_ids)
+    service = FakeService(script=lambda _: [Step(tokens=(textless,) * 20_000) for _ in range(400)])
+    async with asyncio.timeout(10):
+        async with front_door(service) as door:
+            _, writer = await raw_connection(door)
+            await ask(writer, {**QUESTION, "stream": True, "pdd": {"trace": True}})
+            await service.any_opened.wait()
+            await asyncio.sleep(0.2)
+            assert service.running == 1
+        assert service.running == 0
+    writer.transport.abort()
+
+
+async def test_a_job_that_comes_while_the_router_stops_is_refused():
+    text = find_model(MODEL).load_text()
+    service = FakeService(script=saying("x"))
+    runner = RequestRunner(service, TextCodec(text), AnswerMemory(max_tokens_per_tenant=1), RouterMetrics())
+    async with runner.lifetime():
+        runner.stop()
+        with pytest.raises(Unavailable, match="stopping"):
+            await runner.run(Job(request=None, stops=(), reply=None))
+
+
+async def test_a_job_that_has_not_begun_when_the_router_stops_is_told_so():
+    service = FakeService(script=saying("x"))
+    text = find_model(MODEL).load_text()
+    runner = RequestRunner(service, TextCodec(text), AnswerMemory(max_tokens_per_tenant=1), RouterMetrics())
+    async with runner.lifetime():
+        asyncio.get_running_loop().call_soon(runner.stop)  # comes before the first turn of the job's own task
+        with pytest.raises(Unavailable, match="stopping"):
+            await runner.run(Job(request=None, stops=(), reply=None))
+    assert service.requests == []
 
 
 async def test_shutting_down_does_not_wait_for_transfers_of_answered_requests():

@@ -108,15 +108,18 @@ def create_app(
         ]
     )
     app.cleanup_ctx.append(door.lifetime)
+    app.on_shutdown.append(door.stop)
     app.on_response_prepare.append(_name_request)
     return app
 
 
 @asynccontextmanager
 async def serve(
-    app: web.Application, *, host: str, port: int, tenants: Tenants, grace: Seconds = Seconds(2.0)
+    app: web.Application, *, host: str, port: int, tenants: Tenants, grace: Seconds = Seconds(1.0)
 ) -> AsyncGenerator[Address]:
-    """Listens while the context lasts and yields the address (``port`` 0 picks one). At the end running answers get ``grace``.
+    """Listens while the context lasts and yields the address (``port`` 0 picks one).
+
+    At its end nobody is accepted any more, open answers are ended with an error, and there is ``grace`` to write it.
 
     Raises:
         ConfigError: others can reach ``host`` but there are no API keys, or the port can't be had.
@@ -151,6 +154,10 @@ class _FrontDoor:
     async def lifetime(self, _: web.Application) -> AsyncIterator[None]:
         async with self.runner.lifetime():
             yield
+
+    async def stop(self, _: web.Application) -> None:
+        """The listeners are closed; handlers still run, and tell their clients what ``run`` raises now."""
+        self.runner.stop()
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
         with self._counting_refusals():

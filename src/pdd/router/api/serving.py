@@ -46,6 +46,11 @@ class Job:
         if not self.replied.done():
             self.replied.set_result(response)
 
+    def break_off(self, error: PddError) -> None:
+        """Tells the client unless it has been answered. Only when nobody writes to it any more."""
+        if not self.replied.done():
+            self.replied.set_exception(error)
+
     def fail(self, error: Exception) -> None:
         if self.replied.done():
             _log.error("request_failed_after_reply request=%s", self.request.request_id, exc_info=error)
@@ -54,9 +59,9 @@ class Job:
 
 
 class RequestRunner:
-    """Runs jobs within ``lifetime``; at its end all that still run are cancelled and waited for."""
+    """Runs jobs within ``lifetime``. ``stop`` ends them all, and the lifetime's end waits until nothing of them is left."""
 
-    __slots__ = ("_codec", "_group", "_memory", "_metrics", "_service", "_tasks")
+    __slots__ = ("_codec", "_group", "_memory", "_metrics", "_service", "_stopping", "_tasks")
 
     def __init__(self, service: Service, codec: TextCodec, memory: AnswerMemory, metrics: RouterMetrics) -> None:
         self._service = service
@@ -64,7 +69,8 @@ class RequestRunner:
         self._memory = memory
         self._metrics = metrics
         self._group: asyncio.TaskGroup | None = None
-        self._tasks: dict[asyncio.Task[None], None] = {}  # in order of their start, to cancel them in that order
+        self._tasks: dict[asyncio.Task[None], Job] = {}  # in order of their start, to cancel them in that order
+        self._stopping = False
 
     @asynccontextmanager
     async def lifetime(self) -> AsyncGenerator[None]:
@@ -75,26 +81,36 @@ class RequestRunner:
                 yield
             finally:
                 self._group = None
-                for task in tuple(self._tasks):
-                    task.cancel()
+                self.stop()
+
+    def stop(self) -> None:
+        """Takes no more jobs and ends those that run: ``run`` raises Unavailable, so that their clients can be told."""
+        self._stopping = True
+        for task in tuple(self._tasks):
+            task.cancel()
 
     async def run(self, job: Job) -> web.StreamResponse:
         """Answers ``job``; returns when the client has everything. Cancelling this means that the client left.
 
         Raises:
-            PddError: why the answer could not be given, or not to its end (something was sent already).
+            PddError: why the answer could not be given, or not to its end (something was sent already). Unavailable
+                if the router stops.
             ClientLeft: the client stopped reading.
         """
-        if self._group is None:
-            raise Unavailable("the router is shutting down", retry_after_s=_RESTART_S)
+        if self._group is None or self._stopping:
+            raise _stopping()
         task = self._group.create_task(self._run(job))
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
+        self._tasks[task] = job
+        task.add_done_callback(self._ended)
         try:
             return await job.replied
         except asyncio.CancelledError:
             task.cancel()
             raise
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A task that was cancelled before it began, or while it opened its request, has told nobody."""
+        self._tasks.pop(task).break_off(_stopping())
 
     async def _run(self, job: Job) -> None:
         """The edge of a request's task: nothing it raises may reach the group, where it would end all others."""
@@ -113,6 +129,9 @@ class RequestRunner:
             cause = _root_cause(error)
             outcome = _outcome(cause)
             job.fail(cause)
+        except asyncio.CancelledError:
+            outcome = Outcome.UNAVAILABLE if self._stopping else outcome
+            raise
         finally:
             self._metrics.request_ended(outcome, report)
             _log.info("request_ended request=%s outcome=%s", job.request.request_id, outcome)
@@ -123,6 +142,10 @@ class RequestRunner:
             await self._stream(job, answer)
         except (PddError, ClientLeft) as error:
             return error
+        except asyncio.CancelledError:
+            if self._stopping:  # said here and not at the task's end: leaving the answer's context may take seconds
+                job.break_off(_stopping())
+            raise
         return None
 
     async def _stream(self, job: Job, answer: Answer) -> None:
@@ -160,6 +183,10 @@ class RequestRunner:
         if last.finish_reason is not FinishReason.STOP or text.last_token is None:
             return None
         return text.last_token if self._codec.is_special(text.last_token) else None
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("the router is stopping", retry_after_s=_RESTART_S)
 
 
 def _trace(span: EmittedSpan, num_tokens: int) -> SpanTrace:
