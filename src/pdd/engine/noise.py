@@ -47,7 +47,9 @@ def choose_token(logits: npt.NDArray[np.floating], sampling: Sampling, *, positi
     """
     if sampling.temperature == 0.0:
         return int(np.argmax(logits))
-    scaled = logits.astype(np.float64) / sampling.temperature
+    distances = logits.astype(np.float64) - np.max(logits)
+    with np.errstate(over="ignore"):  # a temperature next to 0 sends all but the likeliest to -inf, as it should
+        scaled = distances / sampling.temperature
     token_ids = _kept_tokens(scaled, sampling)
     noise = gumbel_noise(seed=sampling.seed, choice=sampling.choice, position=position, token_ids=token_ids)
     return int(token_ids[np.argmax(scaled[token_ids] + noise)])

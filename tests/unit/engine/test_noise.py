@@ -134,6 +134,13 @@ def test_temperature_sharpens_or_flattens():
     assert 150 < hot < 260
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-30])
+def test_next_to_no_temperature_takes_one_of_the_likeliest(temperature):
+    logits = np.array([1.0, 3.0, -2.0, 3.0])
+    sampling = Sampling(temperature=temperature, top_k=None, top_p=1.0, seed=5)
+    assert {choose_token(logits, sampling, position=position) for position in range(64)} == {1, 3}
+
+
 def test_differences_in_the_last_bits_of_float32_do_not_change_the_draw():
     generator = np.random.default_rng(5)
     logits = (generator.normal(size=2000) * 3).astype(np.float32)

@@ -136,7 +136,8 @@ def _raise_exception(message: str) -> None:
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> tuple[TokenId, ...]:
-    return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+    # As a batch of one: only batches let go of the interpreter lock, and a long text takes seconds.
+    return tuple(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 def _token_id(tokenizer: Tokenizer, token: str) -> TokenId:

@@ -48,6 +48,7 @@ class LineBook:
         self._local_rate = local_rate
         self._clock = clock
         self._senders: dict[tuple[NodeId, NodeId], _Sender] = {}
+        self._moved_at: dict[tuple[NodeId, NodeId], Seconds] = {}
 
     def record(self, source: Worker, target: Worker, progress: ReplicationProgress) -> None:
         """Takes what ``source``'s node says about its peer, ``target``'s node."""
@@ -58,6 +59,14 @@ class LineBook:
         since = before.saturated_since if before is not None and before.saturated_since is not None else now
         clusters = frozenset((source.cluster, target.cluster))
         self._senders[key] = _Sender(clusters, now, progress.rate, progress.backlog, since if queued else None)
+
+    def note_movement(self, source: Worker, target: Worker) -> None:
+        """A block of some transfer between the two has arrived."""
+        self._moved_at[source.node.node, target.node.node] = self._clock.now()
+
+    def moved_at(self, source: Worker, target: Worker) -> Seconds:
+        """When the last block arrived, whosever it was; before the first, the beginning of time."""
+        return self._moved_at.get((source.node.node, target.node.node), Seconds(0.0))
 
     def forecast(self, source: Worker, target: Worker) -> Forecast:
         """What a transfer between the two has to expect now."""

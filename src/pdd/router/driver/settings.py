@@ -27,6 +27,10 @@ class DriverSettings:
     """Transfers to main decode that outlive their request; of more the oldest is ended."""
     node_patience: Seconds = Seconds(10.0)
     """How long a KV node may be away, full or without any progress before a transfer is given up."""
+    line_patience: Seconds = Seconds(30.0)
+    """How long a line that has something to send may deliver nothing at all. One block of a slow line may take that long."""
+    max_queue_patience: Seconds = Seconds(300.0)
+    """How long a transfer may be passed over while others are served, however long the queue seems to be."""
     node_retry: Seconds = Seconds(0.25)
     route_patience: Seconds = Seconds(0.25)
     """How long the choice of a route waits for main decode's node to say what it lacks."""

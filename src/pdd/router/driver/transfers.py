@@ -254,6 +254,7 @@ class Transfer:
             patience.forget()
         if before is not None and progress.num_acknowledged > before.num_acknowledged:
             self._moved_at = self._clock.now()
+            self._lines.note_movement(self.spec.source, self.spec.target)
         self.progress = progress
         self._lines.record(self.spec.source, self.spec.target, progress)
         was_informed = before is not None and before.num_missing is not None
@@ -279,20 +280,39 @@ class Transfer:
             self._settle(TransferState.FAILED, NodeFailed(f"node {stats.node} restarted and lost the prompt's blocks"))
 
     async def _notice_standstill(self) -> None:
-        """A block that prefill's node never got (it was full, or the engine could not reach it) never arrives."""
+        """A block that prefill's node never got, or lost before it was sent, never arrives."""
         await self._prefilled.wait()
+        retry, waiting_since, queue_patience = self._settings.node_retry, self._moved_at, Seconds(0.0)
         while not self.settled:
-            left = self._moved_at + self._standstill_patience() - self._clock.now()
-            if left > 0 or self.state is TransferState.REFUSED:
-                await self._clock.sleep(Seconds(max(left, self._settings.node_retry)))
-            else:
+            if self._moved_at != waiting_since:
+                waiting_since, queue_patience = self._moved_at, Seconds(0.0)
+            # The longest queue since the last block counts: it shrinks while this transfer waits for its turn.
+            queue_patience = max(queue_patience, self._queue_patience())
+            if self._stands_still(queue_patience) and self.state is not TransferState.REFUSED:
                 self._settle(TransferState.FAILED, NodeFailed("the transfer has come to a standstill"))
+                return
+            asleep_at = self._clock.now()
+            await self._clock.sleep(retry)
+            overslept = self._clock.now() - asleep_at - retry
+            if overslept > retry:  # this process did not run; what arrived meanwhile has yet to be read
+                self._moved_at = Seconds(self._moved_at + overslept)
+                waiting_since = self._moved_at
 
-    def _standstill_patience(self) -> Seconds:
+    def _stands_still(self, queue_patience: Seconds) -> bool:
+        """Nothing arrives any more, of nobody; or others are served, and this one has been passed over for too long."""
+        settings, now = self._settings, self._clock.now()
+        spec = self.spec
+        has_work = self._lines.forecast(spec.source, spec.target).backlog > 0
+        line_patience = settings.line_patience if has_work else settings.node_patience
+        line_moved_at = max(self._moved_at, self._lines.moved_at(spec.source, spec.target))
+        own_patience = max(settings.node_patience, queue_patience)
+        return now - line_moved_at >= line_patience or now - self._moved_at >= max(own_patience, line_patience)
+
+    def _queue_patience(self) -> Seconds:
         """Others may be served first, but not for longer than twice all that the line owes."""
         forecast = self._lines.forecast(self.spec.source, self.spec.target)
         queue_s = forecast.backlog / forecast.rate if forecast.rate else 0.0
-        return Seconds(max(self._settings.node_patience, 2 * queue_s))
+        return Seconds(min(2 * queue_s, self._settings.max_queue_patience))
 
     # State ------------------------------------------------------------------------------------------------------------
 
