@@ -421,6 +421,37 @@ def test_a_request_that_waited_in_line_too_long_is_refused_with_a_hint_when_to_c
     run(main())
 
 
+def test_an_answer_that_has_begun_does_not_wait_long_for_room_at_main_decode() -> None:
+    async def main() -> None:
+        slow = replace(MAIN_SCRIPT, token_interval=Seconds(0.5))
+        far = replace(
+            FAST_LINE, main_capacity=12, main_decode=slow, line_delay=0.2
+        )  # prefill is done before it refuses
+        async with running_world(far) as world, asyncio.TaskGroup() as clients:
+            first = clients.create_task(ask(world, make_request(max_tokens=60, steering=direct())))
+            await asyncio.sleep(1.0)
+            second = await ask(world, make_request(1, max_tokens=10, steering=direct()))
+            assert not first.done()
+            assert second.event_names.count("transfer_failed") == 1
+            assert second.report.ttst_s is not None
+            assert second.report.ttst_s < 4.0
+            await first
+            await finish(world)
+
+    run(main())
+
+
+def test_an_answer_of_one_token_still_sends_its_prompt_to_main_decode() -> None:
+    async def main() -> None:
+        async with running_world(replace(FAST_LINE, line_delay=0.2)) as world:  # over before main's node has answered
+            outcome = await ask(world, make_request(max_tokens=1))
+            assert outcome.roles == [P]
+            await finish(world)
+            assert (await world.nodes[MD].stats()).held_blocks == 6
+
+    run(main())
+
+
 def test_a_request_that_main_decodes_node_can_never_hold_is_refused_before_its_first_token() -> None:
     async def main() -> None:
         async with running_world(replace(FAST_LINE, main_capacity=10)) as world:

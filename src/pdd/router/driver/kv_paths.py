@@ -121,7 +121,8 @@ class KvPaths:
     async def let_go(self, *, keep_main: bool, patience: Seconds) -> None:
         """Releases everything and waits until that is done; a transfer to main still under way may be kept instead."""
         for transfer in self._by_attempt.values():
-            if keep_main and transfer is self.to_main and transfer.state is TransferState.MOVING:
+            under_way = transfer.state in (TransferState.PLACED, TransferState.MOVING)
+            if keep_main and transfer is self.to_main and under_way:
                 self._desk.detach(transfer)
             else:
                 transfer.release()

@@ -31,6 +31,8 @@ class DriverSettings:
     """How long a line that has something to send may deliver nothing at all. One block of a slow line may take that long."""
     max_queue_patience: Seconds = Seconds(300.0)
     """How long a transfer may be passed over while others are served, however long the queue seems to be."""
+    room_patience: Seconds = Seconds(1.0)
+    """How long an answer that has begun waits for room at a full node; then its engine computes the prompt itself."""
     node_retry: Seconds = Seconds(0.25)
     route_patience: Seconds = Seconds(0.25)
     """How long the choice of a route waits for main decode's node to say what it lacks."""

@@ -96,6 +96,7 @@ class Transfer:
         self._settings = settings
         self._detached = False
         self._prefilled = asyncio.Event()
+        self._prefilled_at: Seconds | None = None
         self._released = asyncio.Event()
         self._ended = asyncio.Event()
         self._evicted = asyncio.Event()
@@ -137,7 +138,7 @@ class Transfer:
     def prefill_done(self) -> None:
         """All blocks should be at the source by now: from here on a standstill counts."""
         if not self._prefilled.is_set():
-            self._moved_at = self._clock.now()
+            self._moved_at = self._prefilled_at = self._clock.now()
             self._prefilled.set()
 
     def detach(self) -> None:
@@ -184,9 +185,16 @@ class Transfer:
                 await self._watch_once(patience)
             except CapacityExhausted as error:
                 self._change(TransferState.REFUSED)
-                await self._bear(error, patience)
+                if self._has_begun_for(self._settings.room_patience):
+                    self._settle(TransferState.FAILED, error)
+                else:
+                    await self._bear(error, patience)
             except PddError as error:
                 await self._bear(error, patience)
+
+    def _has_begun_for(self, time: Seconds) -> bool:
+        """Whether the first token has been out for so long: before it a client waits in line, after it for a token."""
+        return self._prefilled_at is not None and self._clock.now() - self._prefilled_at >= time
 
     async def _watch_once(self, patience: Patience) -> None:
         watch = Watch(
