@@ -32,7 +32,7 @@ from pdd.router.driver.pool import Pool
 from pdd.router.driver.report import Reporter
 from pdd.router.driver.seats import RequestSeats
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfers import TransferDesk
+from pdd.router.driver.transfer_desk import TransferDesk
 
 _logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from pdd.router.driver.lines import LineBook
 from pdd.router.driver.pool import Pool, Worker
 from pdd.router.driver.run import CommandHook, RequestRun, Surroundings
 from pdd.router.driver.settings import DriverSettings, NominalRates
-from pdd.router.driver.transfers import TransferDesk
+from pdd.router.driver.transfer_desk import TransferDesk
 
 
 class RunningAnswer:

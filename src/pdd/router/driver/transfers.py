@@ -15,7 +15,7 @@ from typing import Protocol
 
 from pdd.core.blocks import BlockHash
 from pdd.core.clock import Clock
-from pdd.core.errors import CapacityExhausted, ContextTooLong, Incompatible, LocalProtocolError, NodeFailed, PddError
+from pdd.core.errors import CapacityExhausted, ContextTooLong, Incompatible, NodeFailed, PddError
 from pdd.core.ids import NodeInstance, OrderId, WatchId
 from pdd.core.request import Role
 from pdd.core.units import Bytes, Seconds
@@ -356,63 +356,3 @@ class Transfer:
     def _next_name(self) -> str:
         self._num_placed += 1
         return f"{self.spec.name}.{self._num_placed}"
-
-
-class TransferDesk:
-    """Runs all transfers of a router, those of open requests and those that outlived theirs."""
-
-    def __init__(self, *, pool: Pool, lines: LineBook, clock: Clock, settings: DriverSettings) -> None:
-        self._pool = pool
-        self._lines = lines
-        self._clock = clock
-        self._settings = settings
-        self._tasks: asyncio.TaskGroup | None = None
-        self._running: list[Transfer] = []
-        self._detached: list[Transfer] = []
-        self._crossed_before = 0
-
-    @property
-    def crossed(self) -> Bytes:
-        """Block payload that sources sent to nodes of other clusters, ended and detached transfers included."""
-        running = sum(transfer.sent for transfer in self._running if transfer.spec.crosses_line)
-        return Bytes(self._crossed_before + running)
-
-    @property
-    def num_running(self) -> int:
-        """Transfers that hold something somewhere."""
-        return len(self._running)
-
-    def start(self, tasks: asyncio.TaskGroup) -> None:
-        """Transfers run in ``tasks`` from now on."""
-        self._tasks = tasks
-
-    def place(self, spec: TransferSpec, listener: TransferListener) -> Transfer:
-        """Starts a transfer."""
-        if self._tasks is None:
-            raise LocalProtocolError("the transfer desk is not running")
-        transfer = Transfer(
-            spec, listener, pool=self._pool, lines=self._lines, clock=self._clock, settings=self._settings
-        )
-        self._running.append(transfer)
-        self._tasks.create_task(self._run(transfer), name=f"transfer {spec.name}")
-        return transfer
-
-    def detach(self, transfer: Transfer) -> None:
-        """Lets a transfer outlive its request; of too many the oldest ends."""
-        self._detached.append(transfer)
-        transfer.detach()
-        if len(self._detached) > self._settings.max_detached_transfers:
-            self._detached.pop(0).release()
-
-    def stop(self) -> None:
-        """Releases everything, in the order in which it was placed."""
-        for transfer in self._running:
-            transfer.release()
-
-    async def _run(self, transfer: Transfer) -> None:
-        await transfer.run()
-        self._running.remove(transfer)
-        if transfer.spec.crosses_line:
-            self._crossed_before += transfer.sent
-        if transfer in self._detached:
-            self._detached.remove(transfer)
