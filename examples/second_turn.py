@@ -17,9 +17,10 @@ NOTES = "\n".join(
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare what two turns of a conversation send over the WAN.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the router's address (default: %(default)s)")
+    parser.add_argument("--api-key", default="none-needed-on-loopback", help="names a tenant, where there are tenants")
     args = parser.parse_args()
 
-    client = OpenAI(base_url=f"{args.url}/v1", api_key="none-needed-on-loopback")
+    client = OpenAI(base_url=f"{args.url}/v1", api_key=args.api_key)
     model = client.models.list().data[0].id
     salt = secrets.token_hex(8)
     messages: list[ChatCompletionMessageParam] = []

@@ -11,9 +11,10 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 
-def call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+def call(url: str, api_key: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """GET without a body, else POST."""
-    request = Request(url, data=None if body is None else json.dumps(body).encode())
+    headers = {"Authorization": f"Bearer {api_key}"}
+    request = Request(url, data=None if body is None else json.dumps(body).encode(), headers=headers)
     with urlopen(request, timeout=120) as response:
         return json.load(response)
 
@@ -22,11 +23,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="See who computes which token of a relayed answer.")
     parser.add_argument("question")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the router's address (default: %(default)s)")
+    parser.add_argument("--api-key", default="none-needed-on-loopback", help="names a tenant, where there are tenants")
     parser.add_argument("--handoff-after", type=int, default=16, help="tokens of relay decode (default: %(default)s)")
     args = parser.parse_args()
 
     body = {
-        "model": call(f"{args.url}/v1/models")["data"][0]["id"],
+        "model": call(f"{args.url}/v1/models", args.api_key)["data"][0]["id"],
         "messages": [{"role": "user", "content": args.question}],
         "max_tokens": 48,
         "temperature": 0,
@@ -40,7 +42,7 @@ def main() -> None:
             "trace": True,
         },
     }
-    pdd = call(f"{args.url}/v1/chat/completions", body)["pdd"]
+    pdd = call(f"{args.url}/v1/chat/completions", args.api_key, body)["pdd"]
     for (role, worker), spans in groupby(pdd["spans"], key=lambda span: (span["role"], span["worker"])):
         print(f"{role} at {worker}: {sum(len(span['token_ids']) for span in spans)} tokens")
     report = pdd["report"]

@@ -8,10 +8,11 @@ import json
 
 import pytest
 
-from pdd.cli import build_parser, main
+from pdd.cli import main
 from pdd.cli.ask.client import RouterClient
 from pdd.cli.ask.command import question_of
 from pdd.cli.ask.conversation import ChatMessage, Conversation, Pins, Question, ReceivedSpan, TokenPrompt
+from pdd.cli.program import build_parser
 from pdd.core.errors import ConfigError, InvalidRequest, Unauthorized, Unavailable, WorkerFailed
 from pdd.core.request import HandoffMode, Role, Route
 from pdd.core.topology import TenantTable
@@ -151,6 +152,29 @@ async def test_with_json_the_command_prints_exactly_one_object(capsys: pytest.Ca
     assert status == 0
     assert json.loads(out)["text"] == "Once"
     assert out.count("\n") == 1
+
+
+@pytest.mark.anyio
+async def test_a_missing_or_wrong_key_is_bad_input_and_the_way_to_give_one_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("PDD_API_KEY", raising=False)
+    async with front_door(FakeService(script=saying("x")), tenants=[TENANT]) as door:
+        for key in ((), ("--api-key", "wrong")):
+            status = await asyncio.to_thread(main, ["ask", "hello", "--url", door.url, *key])
+            out, err = capsys.readouterr()
+            assert (status, out) == (2, "")
+            assert err.count("\n") == 1
+            assert "--api-key" in err
+            assert "$PDD_API_KEY" in err
+        assert await asyncio.to_thread(main, ["ask", "hi", "--url", door.url, "--api-key", TENANT.api_key]) == 0
+
+
+@pytest.mark.anyio
+async def test_the_address_of_the_api_is_taken_for_the_router_s():
+    async with front_door(FakeService(script=saying("Once"))) as door:
+        for url in (f"{door.url}/", f"{door.url}/v1", f"{door.url}/v1/"):
+            assert await asyncio.to_thread(main, ["ask", "hello", "--url", url, "--json"]) == 0
 
 
 def test_a_router_that_is_not_there_is_one_clear_line(capsys: pytest.CaptureFixture[str]):

@@ -16,9 +16,11 @@ from rich.console import Console
 from pdd.cli.deploy.launch import launched
 from pdd.cli.topology.file import load_topology
 from pdd.core.request import Role
+from pdd.core.topology import TenantTable
 
 pytestmark = [pytest.mark.anyio, pytest.mark.processes]
 
+API_KEY = "acme-key"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDS_A_ROUTER = {
     "chat.py": ("How are you?", "--max-tokens", "8"),
@@ -30,10 +32,10 @@ NEEDS_NOTHING = {"relay_on_virtual_time.py": ()}
 
 @asynccontextmanager
 async def router() -> AsyncGenerator[str]:
-    """The address of a router over scripted engines."""
+    """The address of a router over scripted engines that has tenants, as that of ``two_prefills.toml`` has."""
     topology = load_topology("scripted")
-    anywhere = msgspec.structs.replace(topology.router, port=0)
-    async with launched(msgspec.structs.replace(topology, router=anywhere), Console(quiet=True)) as deployment:
+    with_tenants = msgspec.structs.replace(topology.router, tenants=(TenantTable(name="acme", api_key=API_KEY),))
+    async with launched(msgspec.structs.replace(topology, router=with_tenants), Console(quiet=True)) as deployment:
         yield deployment.router_url
 
 
@@ -59,7 +61,9 @@ def test_every_example_is_run_here():
 
 async def test_the_examples_that_ask_a_router_say_what_they_promise():
     async with router() as url:
-        chat, traced, turns = [await run(name, *given, "--url", url) for name, given in NEEDS_A_ROUTER.items()]
+        chat, traced, turns = [
+            await run(name, *given, "--url", url, "--api-key", API_KEY) for name, given in NEEDS_A_ROUTER.items()
+        ]
     assert re.search(r"-- \d+ prompt tokens, 8 answer tokens", chat)
     assert "prefill at P: 1 tokens\nrelay_decode at RLD: 5 tokens\nmain_decode at MD: 42 tokens\n" in traced
     assert "route relay: the request asked for it" in traced

@@ -140,6 +140,10 @@ def test_status_is_one_object_asked_of_live_processes(state):
         text = run("status", state=state)
         assert text.returncode == 0
         assert all(name in text.stdout for name in ROLES)
+        assert len(text.stdout.splitlines()) == 2 + len(ROLES)
+        assert "ok, engines up: 1/1 P, 1/1 RLD, 1/1 MD" in text.stdout
+        log = Path(roles["RLD"]["log"]).read_text()
+        assert "engine_ready engine=RLD kind=scripted role=relay_decode" in log
 
 
 def test_status_notices_a_process_that_hangs(state):
@@ -222,6 +226,27 @@ def test_a_port_in_use_is_refused_before_anything_starts(state):
     assert not list((state / "scripted" / "logs").iterdir())
 
 
+def test_a_port_that_is_taken_while_others_start_stops_up_with_one_line_and_no_restarts(state):
+    port = free_port()
+    command = [*PDD, "up", "scripted", "--port", str(port), "--state-dir", str(state)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            # From here on nothing holds the port until the router, which starts last, listens there.
+            wait_until((state / "scripted" / "logs" / "node-p.log").exists)
+            with socket.create_server(("127.0.0.1", port)):
+                out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 2
+    assert re.fullmatch(rf"pdd: router 'router': router: can't listen on 127\.0\.0\.1:{port}: .*in use.*\n", err)
+    assert "restart" not in out
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        return holder.getsockname()[1]
+
+
 def changed_topology(state, old, new, *, base="scripted.toml"):
     text = (files("pdd.cli.topology") / "packaged" / base).read_text().replace("port = 8000", "port = 0")
     assert old in text
@@ -260,6 +285,6 @@ def test_one_role_runs_alone_from_the_resolved_topology(state):
         assert found.returncode == 2
         assert "no engine named 'nobody'; engines: P, RLD, MD" in found.stderr
         assert "Traceback" not in found.stderr
-        taken = run("wan", "--topology", str(topology), "--name", "wan", state=state)
+        taken = run("wan", "--topology", str(topology), "--name", "wan")
         assert taken.returncode == 2
         assert "can't listen" in taken.stderr

@@ -11,7 +11,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from pdd.cli import build_parser
+from pdd.cli.program import build_parser
 from pdd.core.topology import EngineTable, LinkTable, NodeTable, PolicyTable, RouterTable, TenantTable, Topology
 from pdd.engine.http.wire_request import GenerateBody, SamplingBody, TransferBody
 from pdd.protocol import peer

@@ -1,68 +1,21 @@
-"""The composition root: the only place that reads files, flags and the environment.
-
-One module per group of commands. What a command needs is imported when it runs, so that ``pdd --help`` is quick and a
-KV node's process holds no engine.
-"""
+"""The composition root: the only place that reads files, flags and the environment. One folder per group of commands."""
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import logging
 import sys
 from collections.abc import Sequence
-from typing import cast
 
-from pdd.cli.options import Command, Run, Subparsers
-from pdd.cli.output import Parser, exit_code_of, root_cause, show_error
-
-_COMMAND_MODULES = (
-    "deploy.up",
-    "ask.command",
-    "demo.command",
-    "verify.command",
-    "deploy.status",
-    "deploy.link",
-    "roles.command",
-    "version",
-)
-"""In the order in which ``pdd --help`` lists them."""
 _EXIT_INTERRUPTED = 130
-
-_logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code: 0, 1 for failures, 2 for bad input. No traceback reaches a user."""
-    given = sys.argv[1:] if argv is None else argv
-    # Without it Python prints warnings of the library to stderr, between a command's own lines. Roles log to their files.
-    logging.getLogger("pdd").addHandler(logging.NullHandler())
+    """Runs one command; returns its exit code: 0, 1 for failures, 2 for bad input. No traceback reaches a user.
+
+    Even importing the rest happens inside: Ctrl-C may come at any moment.
+    """
     try:
-        arguments = build_parser().parse_args(given)
-        return cast("Run", arguments.run)(arguments)
+        from pdd.cli.program import run_program
+
+        return run_program(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; Python must not complain about it once more when it flushes.
-        sys.stdout = None
-        return 0
-    except Exception as raised:  # the outermost edge of the program
-        error = root_cause(raised)
-        _logger.debug("command_failed", exc_info=raised)
-        show_error(error, as_json="--json" in given)
-        return exit_code_of(error)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of every command."""
-    parser = Parser(
-        prog="pdd",
-        description="Prefill / relay-decode / main-decode serving of LLMs across datacenters.",
-        epilog="Each command has its own --help.",
-    )
-    commands = cast(
-        "Subparsers", parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    )
-    for name in _COMMAND_MODULES:
-        cast("Command", importlib.import_module(f"pdd.cli.{name}")).add_commands(commands)
-    return parser

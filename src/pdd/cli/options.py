@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from pdd.cli.deploy.state import default_state_root
 from pdd.cli.quantities import Dimension, describe, parse_quantity
@@ -62,16 +64,50 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def quantity(dimension: Dimension) -> Callable[[str], float]:
-    """The type of a flag that takes a number with a unit."""
+def quantity(dimension: Dimension, *, most: float = inf) -> Callable[[str], float]:
+    """The type of a flag that takes a number with a unit; ``most`` is in the dimension's plain unit."""
 
     def parse(text: str) -> float:
         try:
-            return parse_quantity(text, dimension)
+            number = parse_quantity(text, dimension)
         except ConfigError as error:
             raise argparse.ArgumentTypeError(f"{text!r} is not {describe(dimension)}") from error
+        return _in_range(number, text, most)
 
     return parse
+
+
+def duration(*, most: float) -> Callable[[str], float]:
+    """The type of a flag that takes a time with a unit, or a plain number of seconds."""
+    with_unit = quantity(Dimension.TIME, most=most)
+
+    def parse(text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            return with_unit(text)
+        return _in_range(seconds, text, most)
+
+    return parse
+
+
+def _in_range(number: float, text: str, most: float) -> float:
+    if not 0 <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range: it must be from 0 to {most:g} s")
+    return number
+
+
+def router_url(text: str) -> str:
+    """The type of a flag that takes a router's address: without a trailing slash, and without the API's ``/v1``."""
+    url = text.rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a router's address, such as http://127.0.0.1:8000")
+    return url
 
 
 def port(text: str) -> int:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import msgspec
 
-from pdd.core.errors import ConfigError, InvalidRequest, PddError
+from pdd.core.errors import ConfigError, InvalidRequest, PddError, Unauthorized
 
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
@@ -47,7 +47,7 @@ def message_of(error: BaseException) -> str:
 
 def exit_code_of(error: BaseException) -> int:
     """2 for bad input, 1 for everything else that went wrong."""
-    return EXIT_BAD_INPUT if isinstance(error, ConfigError | InvalidRequest) else EXIT_FAILURE
+    return EXIT_BAD_INPUT if isinstance(error, ConfigError | InvalidRequest | Unauthorized) else EXIT_FAILURE
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
 from pdd import __version__
-from pdd.cli import build_parser, main
+from pdd.cli import main
 from pdd.cli.output import exit_code_of, message_of, root_cause
-from pdd.core.errors import ConfigError, InvalidRequest, NodeFailed, Unavailable
+from pdd.cli.program import build_parser
+from pdd.core.errors import ConfigError, InvalidRequest, NodeFailed, Unauthorized, Unavailable
 
 ROLES = ("node", "engine", "wan", "router")
 
@@ -22,6 +24,9 @@ def output_of(capsys, *arguments):
 
 def test_the_version_is_shown(capsys):
     assert output_of(capsys, "version") == (0, f"pdd {__version__}\n", "")
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"pdd {__version__}\n"
     code, out, _ = output_of(capsys, "version", "--json")
     assert (code, json.loads(out)["version"]) == (0, __version__)
 
@@ -29,27 +34,70 @@ def test_the_version_is_shown(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "COMMAND"),
         (("fly",), "invalid choice: 'fly'"),
         (("link",), "NAME"),
         (("link", "wan", "--rate", "20"), "'20' is not a number and a unit"),
         (("link", "wan", "--cut", "saw"), "saw"),
-        (("link", "wan", "--stall", "-1"), "seconds is -1"),
-        (("link", "wan", "--stall", "soon"), "soon"),
+        (("link", "wan", "--stall", "-1"), "--stall: '-1' is out of range: it must be from 0 to 3600 s"),
+        (("link", "wan", "--stall", "2 h"), "--stall: '2 h' is not a number and a unit"),
+        (("link", "wan", "--stall", "90 min"), "--stall: '90 min' is out of range"),
+        (("link", "wan", "--stall", "nan"), "--stall: 'nan' is out of range"),
+        (("link", "wan", "--delay", "2 min"), "--delay: '2 min' is out of range: it must be from 0 to 60 s"),
+        (("link", "wan", "--rate", "0 Mbit/s"), "rate is 0"),
         (("up", "--port", "70000"), "'70000' is not a port"),
         (("up", "nothing.toml"), "nothing.toml: No such file or directory"),
         (("node", "--topology", "x.toml"), "--name"),
         (("node", "--topology", "x.toml", "--name", "a"), "x.toml: No such file or directory"),
         (("node", "--topology", "scripted", "--name", "node-p"), "a single role needs fixed ports"),
+        (("router", "--topology", "x.toml"), "unrecognized arguments: --state-dir"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path, arguments, words):
-    place = ("--state-dir", str(tmp_path)) if arguments and arguments[0] != "fly" else ()
+    place = ("--state-dir", str(tmp_path)) if arguments[0] != "fly" else ()
     code, out, err = output_of(capsys, *arguments, *place)
     assert code == 2
     assert out == ""
     assert err.count("\n") == 1
     assert words in err
+
+
+def test_without_arguments_the_help_is_shown(capsys):
+    code, out, err = output_of(capsys)
+    assert (code, out) == (2, "")
+    assert err.startswith("usage: pdd")
+    assert "run every role of a topology on this machine" in err
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8477", "nonsense", "http://", "ftp://127.0.0.1", "http://127.0.0.1:99999"])
+def test_an_address_that_is_none_is_bad_input(capsys, url):
+    code, out, err = output_of(capsys, "ask", "hello", "--url", url)
+    assert (code, out) == (2, "")
+    assert f"--url: {url!r} is not a router's address, such as http://127.0.0.1:8000" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("5", 5.0), ("0.5", 0.5), ("5 s", 5.0), ("20 ms", 0.02), ("1 min", 60.0)]
+)
+def test_a_stall_has_a_unit_or_is_in_seconds(text, seconds):
+    assert build_parser().parse_args(["link", "wan", "--stall", text]).stall == seconds
+
+
+@pytest.mark.parametrize("module", ["pdd.cli.program", "msgspec", "pdd.cli.deploy.up"])
+def test_an_interrupt_while_the_program_is_imported_is_no_traceback(module):
+    program = f"""
+        import sys
+        class Interrupt:
+            def find_spec(self, name, path=None, target=None):
+                if name == {module!r}:
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Interrupt())
+        from pdd.cli import main
+        sys.exit(main(["version"]))
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
 
 
 def test_with_json_an_error_is_one_object_on_stdout(capsys, tmp_path):
@@ -82,6 +130,7 @@ def test_an_unforeseen_error_is_named_as_such_in_one_line():
 def test_exit_codes_tell_bad_input_from_failures():
     assert exit_code_of(ConfigError("x")) == 2
     assert exit_code_of(InvalidRequest("x")) == 2
+    assert exit_code_of(Unauthorized("x")) == 2
     assert exit_code_of(Unavailable("x", retry_after_s=1.0)) == 1
     assert exit_code_of(ZeroDivisionError()) == 1
 
@@ -94,7 +143,10 @@ def test_the_cause_inside_of_groups_is_found():
 @pytest.mark.parametrize(
     ("program", "absent"),
     [
-        ("import pdd.cli; pdd.cli.build_parser()", ("torch", "aiohttp", "numpy", "tokenizers", "openai")),
+        (
+            "import pdd.cli.program; pdd.cli.program.build_parser()",
+            ("torch", "aiohttp", "numpy", "tokenizers", "openai"),
+        ),
         ("import pdd.cli.deploy.status, pdd.cli.topology.ports, pdd.kvnode.client", ("torch", "aiohttp")),
         ("import pdd.cli.roles.node, pdd.cli.roles.command", ("torch", "aiohttp", "pdd.engine.embedded", "pdd.router")),
         ("import pdd.cli.roles.wan", ("torch", "aiohttp", "pdd.kvnode.server", "pdd.router")),

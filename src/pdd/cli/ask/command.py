@@ -12,8 +12,9 @@ from pdd.cli.ask.conversation import ChatMessage, Conversation, Draw, Pins, Ques
 from pdd.cli.ask.measure import measure, record_of
 from pdd.cli.ask.render import AnswerPrinter, legend, open_console, tabulate
 from pdd.cli.ask.timeline import draw, draw_axis, rows_of
-from pdd.cli.options import Subparsers, add_json
+from pdd.cli.options import Subparsers, add_json, router_url
 from pdd.cli.output import print_json
+from pdd.core.errors import Unauthorized
 from pdd.core.request import HandoffMode, Route
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -29,7 +30,9 @@ def add_commands(commands: Subparsers) -> None:
         "computed it: [P] prefill, [RLD] relay decode, [MD] main decode. Then it shows the waits, as felt here.",
     )
     parser.add_argument("prompt", metavar="PROMPT", help="what to ask")
-    parser.add_argument("--url", default=DEFAULT_URL, help="the router's address (default: %(default)s)")
+    parser.add_argument(
+        "--url", type=router_url, default=DEFAULT_URL, help="the router's address (default: %(default)s)"
+    )
     parser.add_argument(
         "--api-key", default=os.environ.get("PDD_API_KEY"), help="names a tenant (default: $PDD_API_KEY)"
     )
@@ -77,7 +80,10 @@ def run_ask(args: argparse.Namespace) -> int:
     Raises:
         PddError: the router refused, is not there, or the answer broke off.
     """
-    return asyncio.run(_ask(args))
+    try:
+        return asyncio.run(_ask(args))
+    except Unauthorized as error:
+        raise Unauthorized(f"{error}; give a tenant's key with --api-key, or in $PDD_API_KEY") from error
 
 
 async def _ask(args: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
@@ -46,17 +45,9 @@ def unshaped(topology: Topology) -> Topology:
     return msgspec.structs.replace(topology, links=())
 
 
-def with_free_port(topology: Topology) -> Topology:
-    """The same topology on its router's own port if that is free now, on any free port if not."""
-    router = topology.router
-    family = socket.AF_INET6 if ":" in router.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((router.host, router.port))
-        except OSError:
-            return msgspec.structs.replace(topology, router=msgspec.structs.replace(router, port=0))
-    return topology
+def on_any_port(topology: Topology) -> Topology:
+    """The same deployment with its router on any free port: only the command that launches it has to find it."""
+    return msgspec.structs.replace(topology, router=msgspec.structs.replace(topology.router, port=0))
 
 
 @asynccontextmanager
@@ -73,7 +64,7 @@ async def launched(topology: Topology, progress: Console) -> AsyncGenerator[Depl
     lines = _RoleLines(progress)
     try:
         async with asyncio.timeout(_READY_WITHIN) as limit:
-            deploying = run_deployment(with_free_port(topology), state_root=root, on_change=lines)
+            deploying = run_deployment(on_any_port(topology), state_root=root, on_change=lines)
             async with deploying as deployment:
                 limit.reschedule(None)
                 lines.all_ready()

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 import msgspec
 
 from pdd.cli.deploy.state import find_live_run
-from pdd.cli.options import Subparsers, add_json, add_run, add_state_dir, quantity
+from pdd.cli.options import Subparsers, add_json, add_run, add_state_dir, duration, quantity
 from pdd.cli.output import print_json
 from pdd.cli.quantities import Dimension, format_rate, format_size, format_time
 from pdd.core.topology import LOOPBACK, Address
 from pdd.core.units import BitsPerSecond, Seconds
 from pdd.transport.emulate_control import (
+    MAX_DELAY_S,
+    MAX_STALL_S,
     Change,
     Cut,
     CutKind,
@@ -37,11 +39,17 @@ def add_commands(commands: Subparsers) -> None:
     )
     parser.add_argument("name", metavar="NAME", help="the link's name in the topology, such as wan")
     parser.add_argument("--rate", type=quantity(Dimension.RATE), help='of each direction, such as "20 Mbit/s"')
-    parser.add_argument("--delay", type=quantity(Dimension.TIME), help='one way, such as "15 ms": half a round trip')
     parser.add_argument(
-        "--jitter", type=quantity(Dimension.TIME), help='each packet waits up to this much longer, such as "2 ms"'
+        "--delay", type=quantity(Dimension.TIME, most=MAX_DELAY_S), help='one way, such as "15 ms": half a round trip'
     )
-    parser.add_argument("--stall", type=float, metavar="SECONDS", help="nothing moves for so long, then all goes on")
+    parser.add_argument(
+        "--jitter",
+        type=quantity(Dimension.TIME, most=MAX_DELAY_S),
+        help='each packet waits up to this much longer, such as "2 ms"',
+    )
+    parser.add_argument(
+        "--stall", type=duration(most=MAX_STALL_S), help='nothing moves for so long, such as "5 s", then all goes on'
+    )
     parser.add_argument(
         "--cut",
         choices=[kind.value for kind in CutKind],

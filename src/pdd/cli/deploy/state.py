@@ -42,6 +42,11 @@ class RoleKind(StrEnum):
     ENGINE = "engine"
     ROUTER = "router"
 
+    @property
+    def keeps_files(self) -> bool:
+        """Whether its process uses the state directory: an engine finds its node's socket there."""
+        return self in {RoleKind.NODE, RoleKind.ENGINE}
+
 
 class Phase(StrEnum):
     """Where a role's process is in its life."""

@@ -6,22 +6,26 @@ import argparse
 import asyncio
 import http.client
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pdd.cli.deploy.link import describe_link
 from pdd.cli.deploy.state import Phase, RoleKind, RoleStatus, RunDirectory, find_live_run
 from pdd.cli.options import Subparsers, add_json, add_run, add_state_dir
 from pdd.cli.output import print_json
-from pdd.cli.quantities import format_size
+from pdd.cli.quantities import format_rate, format_size, format_time
 from pdd.core.errors import PddError
+from pdd.core.request import Role
 from pdd.core.topology import LOOPBACK, Address, Topology
 from pdd.core.units import Seconds
-from pdd.transport.emulate_control import LinkState, Show, ask_link
+from pdd.transport.emulate_control import LinkCondition, LinkState, Show, ask_link
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _PATIENCE = Seconds(3.0)
 _MAX_REPLY_BYTES = 1024 * 1024
+_ABBREVIATIONS = {Role.PREFILL: "P", Role.RELAY_DECODE: "RLD", Role.MAIN_DECODE: "MD"}
 
 Details = dict[str, Any] | None
 """What a live process said about itself; None if it did not answer."""
@@ -33,7 +37,8 @@ def add_commands(commands: Subparsers) -> None:
         "status",
         help="show what a running deployment does",
         description="Show the roles of a running deployment, with what each live process says about itself.",
-        epilog="Exit code 0 if every role answers, else 1. Sizes are in blocks of KV, or in bytes where a unit says so.",
+        epilog="Exit code 0 if every role answers, else 1; `silent` is one that runs but does not answer. Sent and got count bytes "
+        "of KV for a node, of everything for a link. --json tells all there is to know.",
     )
     add_run(parser)
     add_state_dir(parser)
@@ -54,7 +59,9 @@ def run_status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(_as_object(run, topology, roles, details, healthy=healthy))
     else:
-        _print_table(run, topology, roles, details)
+        from rich.console import Console
+
+        print_table(Console(highlight=False), run, topology, roles, details)
     return 0 if healthy else 1
 
 
@@ -131,49 +138,74 @@ def _get(address: Address, path: str) -> dict[str, Any]:
         connection.close()
 
 
-def _print_table(
-    run: RunDirectory, topology: Topology, roles: tuple[RoleStatus, ...], details: tuple[Details, ...]
+def print_table(
+    console: Console, run: RunDirectory, topology: Topology, roles: tuple[RoleStatus, ...], details: tuple[Details, ...]
 ) -> None:
-    from rich.console import Console
+    """One line a role where 80 columns are enough for it."""
     from rich.table import Table
 
-    console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False)
-    for heading in ("role", "name", "phase", "pid", "restarts", "answers", ""):
-        table.add_column(heading, overflow="fold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("role", "name", "phase", "pid"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("")
     for role, found in zip(roles, details, strict=True):
         pid = "" if role.pid is None else str(role.pid)
-        answers = "yes" if found is not None else "no"
-        summary = _summarize(role, found)
-        table.add_row(role.kind.value, role.name, role.phase.value, pid, str(role.restarts), answers, summary)
+        phase = "silent" if role.phase is Phase.READY and found is None else role.phase.value
+        table.add_row(role.kind.value, role.name, phase, pid, _summarize(topology, role, found))
     router = topology.router
     address = Address(host=router.host, port=router.port)
     console.print(f"{topology.name}: {topology.model} at http://{address}/v1, files in {run.path}", soft_wrap=True)
     console.print(table)
 
 
-def _summarize(role: RoleStatus, details: Details) -> str:
-    if details is None:
-        return role.last_exit or ""
+def _summarize(topology: Topology, role: RoleStatus, details: Details) -> str:
+    parts = [] if details is None else [_describe(topology, role, details)]
+    if role.restarts:
+        times = "once" if role.restarts == 1 else f"{role.restarts} times"
+        parts.append(f"restarted {times}")
+    if details is None or role.restarts:
+        parts.append(role.last_exit or "")
+    return ", ".join(part for part in parts if part)
+
+
+def _describe(topology: Topology, role: RoleStatus, details: dict[str, Any]) -> str:
     match role.kind:
         case RoleKind.WAN:
-            return describe_link(msgspec.convert(details, LinkState)).partition(": ")[2]
+            return _describe_link(msgspec.convert(details, LinkState))
         case RoleKind.NODE:
-            return _summarize_node(details)
+            return _describe_node(details)
         case RoleKind.ENGINE:
-            return str(details.get("model", ""))
+            engine = topology.engine(role.name)
+            return f"{engine.role.value.replace('_', ' ')} in {engine.cluster}, at {engine.node}"
         case RoleKind.ROUTER:
-            return str(details.get("status", ""))
+            return _describe_router(details)
 
 
-def _summarize_node(stats: dict[str, Any]) -> str:
+def _describe_link(link: LinkState) -> str:
+    condition = "" if link.condition is LinkCondition.UP else f"{link.condition.value}, "
+    jitter = f" + {format_time(link.jitter_s)}" if link.jitter_s else ""
+    sent = ", ".join(f"{direction} {format_size(size)}" for direction, size in link.sent_bytes.items())
+    return f"{condition}{format_rate(link.rate_bits_per_s)}, {format_time(link.delay_s)}{jitter}, {sent}"
+
+
+def _describe_node(stats: dict[str, Any]) -> str:
     sent = sum(stats["sent_bytes"].values())
     received = sum(stats["received_bytes"].values())
-    return (
-        f"{stats['held_blocks']}/{stats['capacity_blocks']} blocks held, {stats['leased_blocks']} leased, "
-        f"{stats['reserved_blocks']} reserved, {stats['orders']} orders; KV sent {format_size(sent)}, "
-        f"received {format_size(received)}"
+    used = "".join(
+        f", {stats[key]} {word}"
+        for key, word in (("leased_blocks", "leased"), ("reserved_blocks", "reserved"), ("orders", "orders"))
+        if stats[key]
     )
+    held = f"{stats['held_blocks']}/{stats['capacity_blocks']} blocks"
+    return f"{held}, sent {format_size(sent)}, got {format_size(received)}{used}"
+
+
+def _describe_router(health: dict[str, Any]) -> str:
+    counts = ", ".join(
+        f"{engines['up']}/{engines['configured']} {_ABBREVIATIONS[Role(role)]}"
+        for role, engines in health.get("roles", {}).items()
+    )
+    return f"{health.get('status', '')}, engines up: {counts}"
 
 
 async def _ask_node(topology: Topology, name: str) -> dict[str, Any]:

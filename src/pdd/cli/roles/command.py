@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from pdd.cli.deploy.lifeline import ReadySignal, watch_lifeline
-from pdd.cli.deploy.state import RoleKind, RunDirectory, run_directory
+from pdd.cli.deploy.state import RoleKind, RunDirectory, default_state_root, run_directory
 from pdd.cli.options import Subparsers, add_state_dir
 from pdd.cli.output import exit_code_of, root_cause, show_error
 from pdd.core.errors import ConfigError
@@ -57,16 +57,20 @@ def add_commands(commands: Subparsers) -> None:
             metavar="FILE",
             help="a topology whose ports are all fixed: a TOML file, or the topology.json of a running `pdd up`",
         )
-        parser.add_argument(
-            "--name", required=kind is not RoleKind.ROUTER, help=f"which {_noun(kind)} of the topology to run"
-        )
+        if kind is RoleKind.ROUTER:  # there is one
+            parser.set_defaults(name=kind.value)
+        else:
+            parser.add_argument("--name", required=True, help=f"which {_noun(kind)} of the topology to run")
         parser.add_argument("--insecure-plaintext", action="store_true", help=argparse.SUPPRESS)
         parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
         parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
         parser.add_argument(
             "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="default: %(default)s"
         )
-        add_state_dir(parser)
+        if kind.keeps_files:
+            add_state_dir(parser)
+        else:
+            parser.set_defaults(state_dir=default_state_root())
         parser.set_defaults(run=run_role, role_kind=kind)
 
 
@@ -81,7 +85,7 @@ def run_role(arguments: argparse.Namespace) -> int:
         topology = _read_topology(arguments)
         context = RoleContext(
             topology=topology,
-            name=arguments.name or kind.value,
+            name=arguments.name,
             run=run_directory(arguments.state_dir, topology.name),
             on_ready=ready.ready,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -20,6 +21,7 @@ from pdd.engine.base import EngineClient
 from pdd.engine.catalog import ModelEntry, find_model
 from pdd.engine.http.server import serve_engine
 
+_logger = logging.getLogger(__name__)
 _NODE_TIMEOUT = Seconds(2.0)
 
 
@@ -39,6 +41,17 @@ async def main(context: RoleContext) -> None:
     async with _engine(context, table, model, kv_format) as running:
         try:
             async with serve_engine(running.engine, host=table.host, port=table.port, vocab_size=model.vocab_size):
+                _logger.info(
+                    "engine_ready engine=%s kind=%s role=%s cluster=%s node=%s model=%s listen=%s:%d",
+                    table.name,
+                    table.kind,
+                    table.role,
+                    table.cluster,
+                    table.node,
+                    model.name,
+                    table.host,
+                    table.port,
+                )
                 context.on_ready()
                 await running.until_failed()
         except OSError as error:
