@@ -146,7 +146,7 @@ class EmulatedLink:
                 assert_never(request)
         state = self.state()
         _logger.info(
-            "link_changed link=%s condition=%s rate_bits_per_s=%g delay_s=%g jitter_s=%g connections=%d",
+            "link_changed link=%s condition=%s rate_bits_per_s=%.0f delay_s=%g jitter_s=%g connections=%d",
             state.name,
             state.condition,
             state.rate_bits_per_s,

@@ -45,7 +45,7 @@ from pdd.router.api.tokenizer import TextCodec
 from pdd.router.base import Service, TokenRequest
 from pdd.telemetry.metrics import CONTENT_TYPE, RouterMetrics
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _REQUEST_ID = web.RequestKey("pdd_request_id", str)
@@ -251,7 +251,7 @@ async def _break_off(reply: StreamedReply, error: Exception) -> web.StreamRespon
     """After the first token: a typed event, then the connection closes."""
     refusal = _refusal(error)
     if refusal.status == _INTERNAL_ERROR:
-        _log.error("answer_broken_off", exc_info=error)
+        _logger.error("answer_broken_off", exc_info=error)
     return await reply.break_off(refusal.as_json())
 
 
@@ -325,10 +325,10 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         if request.transport is not None:
             request.transport.abort()
         return web.Response(status=499)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         refusal = _refusal(error)
         if refusal.status == _INTERNAL_ERROR:
-            _log.error("request_failed method=%s path=%s", request.method, request.path, exc_info=error)
+            _logger.exception("request_failed method=%s path=%s", request.method, request.path)
         return refusal.as_response()
 
 

@@ -27,7 +27,7 @@ from pdd.router.api.tokenizer import TextCodec
 from pdd.router.base import Answer, EmittedSpan, RequestReport, Service, TokenRequest
 from pdd.telemetry.metrics import Outcome, RouterMetrics
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _RESTART_S = Seconds(1.0)
 
 
@@ -53,7 +53,7 @@ class Job:
 
     def fail(self, error: Exception) -> None:
         if self.replied.done():
-            _log.error("request_failed_after_reply request=%s", self.request.request_id, exc_info=error)
+            _logger.error("request_failed_after_reply request=%s", self.request.request_id, exc_info=error)
         else:
             self.replied.set_exception(error)
 
@@ -134,7 +134,7 @@ class RequestRunner:
             raise
         finally:
             self._metrics.request_ended(outcome, report)
-            _log.info("request_ended request=%s outcome=%s", job.request.request_id, outcome)
+            _logger.info("request_ended request=%s outcome=%s", job.request.request_id, outcome)
 
     async def _answer(self, job: Job, answer: Answer) -> PddError | ClientLeft | None:
         """Returns what went wrong, so that the answer's context is always left in the ordinary way."""
