@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from itertools import count
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from pdd.core.errors import Incompatible, NodeFailed
+from pdd.core.errors import ContextTooLong, Incompatible, NodeFailed
 from pdd.core.ids import NodeId
 from pdd.core.topology import Address
+from pdd.core.units import BytesPerSecond, Seconds
 from pdd.kvnode.client import TcpNodeClient
 from pdd.kvnode.handshake import greet, hello
+from pdd.kvnode.receiver import watch_frames
 from pdd.protocol.frames import (
     HEADER_BYTES,
     MAX_CONTROL_BYTES,
@@ -25,10 +28,35 @@ from pdd.protocol.frames import (
     encode_control,
     encode_header,
 )
-from pdd.protocol.peer import FROM_TARGET, HANDSHAKE_ANSWER, Offer, OfferAnswer, PeerKind, Refused, Rejected, Stored
+from pdd.protocol.peer import (
+    FROM_TARGET,
+    HANDSHAKE_ANSWER,
+    MAX_OFFER_HASHES,
+    AskStats,
+    Offer,
+    OfferAnswer,
+    PeerKind,
+    Refused,
+    Rejected,
+    Stored,
+    max_wanted_blocks,
+)
 from pdd.transport.base import ConnectionLost
 from pdd.transport.tcp import SocketConnection, connect_tcp
-from tests.support.kv_nodes import FAST_CLIENT, RunningNode, chain, kv_format, payload_of, running_cluster, until_idle
+from pdd.transport.together import run_together
+from tests.support.kv_nodes import (
+    FAST_CLIENT,
+    RunningNode,
+    chain,
+    kv_format,
+    last_progress,
+    order,
+    payload_of,
+    running_cluster,
+    until_idle,
+    until_ready,
+    watch,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
@@ -220,3 +248,100 @@ async def test_a_block_nobody_offered_is_taken_if_it_is_whole(tmp_path: Path):
                 assert await next_message(source) == Stored(hash=block)
         stats = await until_idle(nodes["a"].client)
         assert (stats.held_blocks, stats.received_bytes) == (1, {"stranger": 2 * FORM.block_bytes})
+
+
+async def test_a_router_that_asks_and_never_reads_is_dismissed(tmp_path: Path):
+    async with running_cluster(tmp_path, "a") as nodes:
+        with contextlib.closing(await connected_router(nodes["a"])) as router:
+            questions = b"".join(encode_control(AskStats(request=number)) for number in range(2000))
+            with pytest.raises(ConnectionLost):
+                await send_for_ever(router, questions)
+        assert (await until_idle(nodes["a"].client)).held_blocks == 0
+
+
+async def test_a_source_may_not_offer_more_than_could_ever_come(tmp_path: Path):
+    limit = 2 * max_wanted_blocks(32)
+    async with running_cluster(tmp_path, "a") as nodes:
+        with contextlib.closing(await connected_source(nodes["a"])) as source:
+            answered: list[int] = []
+            with pytest.raises(ConnectionLost):
+                await offer_for_ever(source, answered)
+            assert sum(answered) == limit
+        assert await nodes["a"].write(chain(2)) == 2
+
+
+async def test_an_offer_of_more_than_one_message_may_name_is_refused(tmp_path: Path):
+    hashes = tuple(number.to_bytes(32, "big") for number in range(MAX_OFFER_HASHES + 1))
+    async with running_cluster(tmp_path, "a") as nodes:
+        with contextlib.closing(await connected_source(nodes["a"])) as source:
+            await source.send(encode_control(Offer(offer=1, hashes=hashes, present=(True,) * len(hashes))))
+            with pytest.raises(ConnectionLost):
+                await next_message(source)
+
+
+async def test_an_order_or_a_watch_for_more_blocks_than_an_arena_has_can_never_be_met(tmp_path: Path):
+    async with running_cluster(tmp_path, "a", "b", capacity=8) as nodes:
+        with pytest.raises(ContextTooLong, match="arena of 8"):
+            await until_ready(nodes["b"].client.watch(watch("w", chain(9))), 1)
+        for name in ("before the line is open", "after it"):
+            with pytest.raises(ContextTooLong, match="arena of node 'b' holds: 8"):
+                await last_progress(nodes["a"].client.replicate(order(name, "b", chain(9))))
+            await last_progress(nodes["a"].client.replicate(order(f"{name}, a small one", "b", ())))
+        await until_idle(nodes["a"].client)
+
+
+async def test_a_watch_may_not_name_a_block_a_thousand_times(tmp_path: Path):
+    async with running_cluster(tmp_path, "a", capacity=8) as nodes:
+        with pytest.raises(ContextTooLong, match="arena of 8"):
+            await until_ready(nodes["a"].client.watch(watch("w", chain(1) * 1000)), 1)
+
+
+@pytest.mark.parametrize(("num_bytes", "is_welcome"), [(1, False), (40, True)])
+async def test_a_frame_that_trickles_ends_its_connection_and_a_slow_one_does_not(num_bytes: int, is_welcome: bool):
+    """It is sent for 2 s; the patience is a tenth of a second, and the least rate 100 bytes a second."""
+    here, there = socket.socketpair()
+    there.setblocking(False)
+    with contextlib.closing(SocketConnection(here, peer="it")) as connection, contextlib.closing(there):
+        watching = watch_frames(connection, grace=Seconds(0.1), min_rate=BytesPerSecond(100.0), tick=Seconds(0.05))
+        talk = run_together(trickle(there, num_bytes), receive_frame(connection), watching)
+        if is_welcome:
+            await talk
+            return
+        with pytest.raises(ExceptionGroup) as caught:
+            await talk
+        assert "of a frame" in str(caught.value.exceptions[0])
+
+
+async def send_for_ever(connection: SocketConnection, data: bytes) -> None:
+    while True:
+        await connection.send(data)
+
+
+async def offer_for_ever(connection: SocketConnection, answered: list[int]) -> None:
+    """Offers ever more blocks; notes how many were answered each time."""
+    for start in count(0, MAX_OFFER_HASHES):
+        hashes = tuple(number.to_bytes(32, "big") for number in range(start, start + MAX_OFFER_HASHES))
+        await connection.send(encode_control(Offer(offer=1, hashes=hashes, present=(True,) * len(hashes))))
+        await next_message(connection)
+        answered.append(len(hashes))
+
+
+async def trickle(sock: socket.socket, num_bytes: int) -> None:
+    """A frame that is long on its way: so many bytes every tenth of a second."""
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(sock, encode_header(FrameHeader(kind=FrameKind.CONTROL, num_bytes=10_000)))
+    for _ in range(20):
+        await loop.sock_sendall(sock, bytes(num_bytes))
+        await asyncio.sleep(0.1)
+
+
+async def receive_frame(connection: SocketConnection) -> None:
+    header = await connection.receive_header()
+    await connection.receive_body(header.num_bytes)
+
+
+async def connected_router(node: RunningNode) -> SocketConnection:
+    connection = await connect_tcp(node.address, peer="the node under test")
+    await greet(connection, hello(kind=PeerKind.ROUTER, name="r", instance="1", kv_format=FORM), expected=node.name)
+    connection.open_up(max_control_bytes=MAX_CONTROL_BYTES, block_bytes=None)
+    return connection

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeInstance
-from pdd.core.units import Bytes
+from pdd.core.units import Bytes, Seconds
 from pdd.index.blocks import BlockIndex, Owner
 from pdd.protocol.arrivals import Arrivals, SourceKey
 from pdd.protocol.peer import FromSource, FromTarget, Offer, Withdraw
@@ -17,6 +17,7 @@ BLOCK_BYTES = Bytes(10)
 LINE = Owner("line")
 PINS = Owner("pins")
 ENGINE = Owner("engine")
+EVICTION_GRACE = Seconds(3.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Source:
     ended: dict[OrderKey, str | None] = field(default_factory=dict["OrderKey", "str | None"])
     num_damaged: int = 0
     num_refused: int = 0
+    seen: set[BlockHash] = field(default_factory=set["BlockHash"])
+    """What an engine here wrote since the last order was placed, or was held then."""
 
 
 class TransferWorld:
@@ -56,6 +59,7 @@ class TransferWorld:
         self.instance = NodeInstance("1")
         self.frames_sent: Counter[BlockHash] = Counter()
         self.num_connections = 0
+        self.now = 0.0
         self.sources = {name: self._source(name, source_capacity, window_blocks) for name in names}
 
     @staticmethod
@@ -65,7 +69,9 @@ class TransferWorld:
         return Source(
             name=name,
             index=index,
-            transfer=SourceTransfer(block_bytes=BLOCK_BYTES, window_bytes=window, holds=index.holds),
+            transfer=SourceTransfer(
+                block_bytes=BLOCK_BYTES, window_bytes=window, holds=index.holds, is_writing=index.is_writing
+            ),
         )
 
     # --- sources
@@ -79,6 +85,7 @@ class TransferWorld:
         for write in allocation.writes:
             source.index.commit(ENGINE, write)
             source.transfer.block_held(write.hash)
+            source.seen.add(write.hash)
         source.num_refused += len(allocation.refused)
         for block in allocation.refused:
             source.transfer.block_refused(block)
@@ -86,6 +93,7 @@ class TransferWorld:
 
     def place(self, name: str, key: str, blocks: tuple[BlockHash, ...]) -> None:
         source = self.sources[name]
+        source.seen = {block for block in blocks if source.index.holds(block)}
         source.transfer.place(OrderKey(key), blocks)
         self.carry_out(source)
 
@@ -141,6 +149,14 @@ class TransferWorld:
         source.num_damaged += is_damaged
         self.frames_sent[sent.hash] += 1
         return True
+
+    def time_passes(self, seconds: float) -> None:
+        """Sources look for orders that wait in vain, as often as they do."""
+        for source in self.sources.values():
+            for moment in (self.now, self.now + seconds):
+                source.transfer.fail_evicted(now=Seconds(moment), grace=EVICTION_GRACE)
+                self.carry_out(source)
+        self.now += seconds
 
     # --- the line
 

@@ -56,6 +56,9 @@ _logger = logging.getLogger(__name__)
 
 MessageT = TypeVar("MessageT")
 
+MAX_WAITING_BYTES = Bytes(256 * 1024 * 1024)
+"""Orders and watches, of which each may have megabytes, for a node that does not read: it is taken for dead at last."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
@@ -126,7 +129,7 @@ class _Stream(Generic[MessageT]):
 class _Session:
     """One connection's calls."""
 
-    outbox: Outbox = field(default_factory=Outbox)
+    outbox: Outbox = field(default_factory=lambda: Outbox(max_bytes=MAX_WAITING_BYTES))
     orders: dict[str, _Stream[OrderProgress]] = field(default_factory=dict[str, "_Stream[OrderProgress]"])
     watches: dict[str, _Stream[WatchReady]] = field(default_factory=dict[str, "_Stream[WatchReady]"])
     stats: dict[int, _Stream[StatsAnswer]] = field(default_factory=dict[int, "_Stream[StatsAnswer]"])
@@ -251,6 +254,7 @@ class TcpNodeClient:
         try:
             await run_together(
                 session.outbox.write_to(connection),
+                session.outbox.watch_overflow(),
                 self._read(connection, session),
                 self._ping(session),
                 watch_silence(connection, self._settings.silence_limit),

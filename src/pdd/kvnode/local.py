@@ -10,6 +10,7 @@ out of the views, ``release``. A lease ends with the socket at the latest, never
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from collections.abc import Sequence
@@ -135,6 +136,16 @@ class LocalNode:
     def view(self, slot: int) -> memoryview:
         """The slot's bytes, ``[block_bytes]``. Write only to slots that ``begin_write`` gave; read only leased ones."""
         return self._arena.view(slot)
+
+    def is_alive(self) -> bool:
+        """False once the node has hung up. Only the kernel is asked: a node that hangs is alive."""
+        with self._lock:
+            if self._is_dead:
+                return False
+            poller = select.poll()
+            poller.register(self._socket, select.POLLIN)
+            # The node speaks only when it is asked: between two calls, anything to read is the end.
+            return not poller.poll(0)
 
     def close(self) -> None:
         """Ends all leases and unfinished writes. Idempotent."""

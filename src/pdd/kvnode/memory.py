@@ -247,6 +247,9 @@ class MemoryStore:
         self._life = life
         self._owner = owner
 
+    def is_alive(self) -> bool:
+        return self._life.alive
+
     def lease(self, hashes: Sequence[BlockHash]) -> MemoryLease:
         """Leases the longest held prefix."""
         slots = self._index().lease(self._owner, hashes)

@@ -8,13 +8,13 @@ from typing import assert_never
 
 from pdd.core.errors import RemoteProtocolError
 from pdd.core.ids import NodeId
-from pdd.core.units import Seconds
+from pdd.core.units import BytesPerSecond, Seconds
 from pdd.index.blocks import Owner, WriteSlot
 from pdd.kvnode.outbox import Outbox
 from pdd.kvnode.store import NodeStore
 from pdd.protocol.arrivals import SourceKey
 from pdd.protocol.frames import MAX_CONTROL_BYTES, BlockHead, FrameKind, payload_digest
-from pdd.protocol.peer import FROM_SOURCE, FromSource, Offer, Ping, Pong, Withdraw
+from pdd.protocol.peer import FROM_SOURCE, FromSource, Offer, Ping, Pong, Withdraw, max_wanted_blocks
 from pdd.transport.base import ConnectionLost
 from pdd.transport.tcp import SocketConnection
 from pdd.transport.together import run_together
@@ -23,7 +23,14 @@ _logger = logging.getLogger(__name__)
 
 SILENCE_LIMIT = Seconds(10.0)
 """Sources ping every second: one that is silent for this long is gone, and others may have what it claimed."""
-MAX_OPEN_HASHES = 4_000_000
+MAX_CROWD = 4
+"""All sources together may offer as much as so many of them."""
+FRAME_GRACE = Seconds(15.0)
+MIN_FRAME_RATE = BytesPerSecond(4000.0)
+"""A frame that has begun must come on at this rate, or it keeps a slot that others need: a tenth of what a block gets on a
+line of 300 kbit/s. The grace is longer than any silence that is borne.
+"""
+FRAME_TICK = Seconds(1.0)
 
 
 class Receiver:
@@ -44,7 +51,11 @@ class Receiver:
         self._store.add_source(self._key, self._outbox.put)
         try:
             await run_together(
-                self._outbox.write_to(self._connection), self._read(), watch_silence(self._connection, SILENCE_LIMIT)
+                self._outbox.write_to(self._connection),
+                self._outbox.watch_overflow(),
+                self._read(),
+                watch_silence(self._connection, SILENCE_LIMIT),
+                watch_frames(self._connection),
             )
         finally:
             self._store.remove_source(self._key)
@@ -61,8 +72,7 @@ class Receiver:
     def _handle(self, message: FromSource) -> None:
         match message:
             case Offer():
-                if self._store.arrivals.num_open + len(message.hashes) > MAX_OPEN_HASHES:
-                    raise RemoteProtocolError(f"more than {MAX_OPEN_HASHES} blocks are on offer")
+                self._check_offer(len(message.hashes))
                 self._store.arrivals.offered(self._key, message)
             case Withdraw():
                 self._store.arrivals.withdrawn(self._key, message)
@@ -70,6 +80,16 @@ class Receiver:
                 self._outbox.put(Pong(), key="pong")
             case _:
                 assert_never(message)
+
+    def _check_offer(self, num_blocks: int) -> None:
+        """Raises RemoteProtocolError: what is on offer could never all come, and costs memory until then."""
+        limit = 2 * max_wanted_blocks(self._store.index.capacity)
+        arrivals = self._store.arrivals
+        if (
+            arrivals.num_offered_by(self._key) + num_blocks > limit
+            or arrivals.num_open + num_blocks > MAX_CROWD * limit
+        ):
+            raise RemoteProtocolError(f"node {self._source!r} offers more than the {limit} blocks that it may")
 
     async def _receive_block(self, head: BlockHead) -> None:
         write = self._store.begin_arrival(self._owner, head.hash)
@@ -112,3 +132,27 @@ async def watch_silence(connection: SocketConnection, limit: Seconds) -> None:
         if silence >= limit:
             raise ConnectionLost(f"the peer was silent for {limit} s")
         await asyncio.sleep(limit - silence)
+
+
+async def watch_frames(
+    connection: SocketConnection,
+    *,
+    grace: Seconds = FRAME_GRACE,
+    min_rate: BytesPerSecond = MIN_FRAME_RATE,
+    tick: Seconds = FRAME_TICK,
+) -> None:
+    """Raises ConnectionLost when a frame that has begun trickles in more slowly than ``min_rate`` once ``grace`` is over."""
+    loop = asyncio.get_running_loop()
+    frame, elapsed = connection.num_frames, 0.0
+    while True:
+        before = loop.time()
+        await asyncio.sleep(tick)
+        # A process that was stopped has not been reading: that is not the peer's fault.
+        elapsed += min(loop.time() - before, 2 * tick)
+        if connection.num_frames != frame or not connection.num_received_of_frame:
+            frame, elapsed = connection.num_frames, 0.0
+        elif elapsed > grace + connection.num_received_of_frame / min_rate:
+            raise ConnectionLost(
+                f"the peer sent {connection.num_received_of_frame} bytes of a frame in {elapsed:.1f} s; it must send "
+                f"{min_rate:g} bytes a second"
+            )

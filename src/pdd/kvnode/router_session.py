@@ -9,10 +9,10 @@ from pdd.core.blocks import BlockHash
 from pdd.core.errors import CapacityExhausted, ContextTooLong, RemoteProtocolError
 from pdd.core.ids import NodeId
 from pdd.core.units import Seconds
-from pdd.index.blocks import Owner
+from pdd.index.blocks import RETRY_AFTER, Owner
 from pdd.kvnode.handshake import check_is_control
 from pdd.kvnode.outbox import Outbox
-from pdd.kvnode.receiver import SILENCE_LIMIT, watch_silence
+from pdd.kvnode.receiver import SILENCE_LIMIT, watch_frames, watch_silence
 from pdd.kvnode.sender import OrderFailure, Sender
 from pdd.kvnode.store import NodeStore
 from pdd.protocol.frames import MAX_CONTROL_BYTES
@@ -40,6 +40,8 @@ from pdd.transport.together import run_together
 PROGRESS_INTERVAL = Seconds(0.1)
 MAX_OPEN = 65_536
 """Orders, and watches, that one router may have open."""
+MAX_NAMED_BLOCKS = 2_097_152
+"""Hashes that all watches of one router may name together: 256 requests of a million tokens name half as many."""
 
 
 class RouterSession:
@@ -54,7 +56,8 @@ class RouterSession:
         self._senders = senders
         self._outbox = Outbox()
         self._orders: dict[str, _Order] = {}
-        self._watches: set[str] = set()
+        self._watches: dict[str, int] = {}
+        """How many hashes each of them names."""
         self._changed: set[str] = set()
 
     async def run(self) -> None:
@@ -63,9 +66,11 @@ class RouterSession:
         try:
             await run_together(
                 self._outbox.write_to(self._connection),
+                self._outbox.watch_overflow(),
                 self._read(),
                 self._report_progress(),
                 watch_silence(self._connection, SILENCE_LIMIT),
+                watch_frames(self._connection),
             )
         finally:
             self._end_everything()
@@ -153,13 +158,26 @@ class RouterSession:
             raise RemoteProtocolError(f"the router started watch {watch!r} twice, or more than {MAX_OPEN}")
         hashes = [BlockHash(block) for block in message.hashes]
         try:
+            self._check_size(len(hashes))
             self._store.start_watch(self._owner(watch), hashes, message.reserve_blocks, self._reporter(watch))
         except CapacityExhausted as error:
             self._refuse(watch, ErrorKind.CAPACITY_EXHAUSTED, str(error))
         except ContextTooLong as error:
             self._refuse(watch, ErrorKind.CONTEXT_TOO_LONG, str(error))
         else:
-            self._watches.add(watch)
+            self._watches[watch] = len(hashes)
+
+    def _check_size(self, num_hashes: int) -> None:
+        """Raises ContextTooLong or CapacityExhausted, as a reservation does."""
+        capacity = self._store.index.capacity
+        if num_hashes > capacity:
+            raise ContextTooLong(
+                f"{num_hashes} blocks are more than the node's arena of {capacity}", code="context_length_exceeded"
+            )
+        if sum(self._watches.values()) + num_hashes > MAX_NAMED_BLOCKS:
+            raise CapacityExhausted(
+                f"one router's watches name more than {MAX_NAMED_BLOCKS} blocks", retry_after_s=RETRY_AFTER
+            )
 
     def _reporter(self, watch: str) -> _ReadyReporter:
         return _ReadyReporter(watch, self._outbox)
@@ -169,7 +187,7 @@ class RouterSession:
 
     def _end_watch(self, watch: str) -> None:
         if watch in self._watches:
-            self._watches.discard(watch)
+            del self._watches[watch]
             self._store.end_watch(self._owner(watch))
 
     # --- stats

@@ -18,7 +18,7 @@ from pdd.index.blocks import Owner
 from pdd.kvnode.handshake import check_is_control, greet, hello
 from pdd.kvnode.store import NodeStore
 from pdd.protocol.frames import MAX_CONTROL_BYTES, encode_block_head, encode_control
-from pdd.protocol.peer import FROM_TARGET, ErrorKind, FromSource, PeerKind, Ping, Pong, Stored
+from pdd.protocol.peer import FROM_TARGET, ErrorKind, FromSource, PeerKind, Ping, Pong, Stored, max_wanted_blocks
 from pdd.protocol.rate import RateMeter
 from pdd.protocol.transfer import (
     BlockToSend,
@@ -57,11 +57,18 @@ class LineSettings:
     """It doubles up to this while nothing at all gets through between two stalls."""
     ping_interval: Seconds = Seconds(1.0)
     check_interval: Seconds = Seconds(0.25)
+    eviction_grace: Seconds = Seconds(3.0)
+    """How long an order waits for an evicted block to be written again before it fails."""
     window_bytes: Bytes = Bytes(64 * 1024 * 1024)
     rate_window: Seconds = Seconds(2.0)
 
 
 DEFAULT_LINE = LineSettings()
+MAX_NAMED_BLOCKS = 2_097_152
+"""Hashes that all orders to one target may name together: 256 requests of a million tokens name half as many."""
+
+
+_NOTHING = Standing(num_missing=None, num_acknowledged=0, sent_bytes=Bytes(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +102,10 @@ class Sender:
         self._loop = asyncio.get_running_loop()
         block_bytes = store.kv_format.block_bytes
         self._transfer = SourceTransfer(
-            block_bytes=block_bytes, window_bytes=settings.window_bytes, holds=store.index.holds
+            block_bytes=block_bytes,
+            window_bytes=settings.window_bytes,
+            holds=store.index.holds,
+            is_writing=store.index.is_writing,
         )
         self._meter = RateMeter(settings.rate_window)
         self._listeners: dict[OrderKey, OrderListener] = {}
@@ -106,6 +116,7 @@ class Sender:
         self._line_owner = Owner(f"line to {target}")
         self._pinned: set[BlockHash] = set()
         self._failure_kind = ErrorKind.NODE_FAILED
+        self._target_capacity: int | None = None
         self._unreachable_since: float | None = None
         self._stall_timeout: float = settings.stall_timeout
         self._ping_sent_at: float | None = None
@@ -128,11 +139,30 @@ class Sender:
         return self._transfer.standing(order)
 
     def place(self, order: OrderKey, hashes: Sequence[BlockHash], listener: OrderListener) -> None:
-        """Begins a standing order; the listener hears of it, perhaps before this returns."""
+        """Begins a standing order; the listener hears of it, perhaps before this returns, and perhaps that it failed."""
+        failure = self._reason_to_refuse(hashes)
+        if failure is not None:
+            listener.ended(_NOTHING, failure)
+            return
         self._listeners[order] = listener
         self._transfer.place(order, hashes)
         self._work.set()
         self._carry_out()
+
+    def _reason_to_refuse(self, hashes: Sequence[BlockHash]) -> OrderFailure | None:
+        """What could never fit is refused, and what would cost more memory to keep in mind than it is worth."""
+        capacity = self._target_capacity
+        if capacity is not None and len(set(hashes)) > capacity:
+            return OrderFailure(error=ErrorKind.CONTEXT_TOO_LONG, reason=self._too_large(capacity))
+        num_named = self._transfer.num_named + len(hashes)
+        num_wanted = self._transfer.num_wanted_with(hashes)
+        if num_named > MAX_NAMED_BLOCKS or num_wanted > max_wanted_blocks(capacity or 0):
+            reason = f"too many blocks are on order for node {self.target!r}: {num_wanted} would be"
+            return OrderFailure(error=ErrorKind.CAPACITY_EXHAUSTED, reason=reason)
+        return None
+
+    def _too_large(self, capacity: int) -> str:
+        return f"an order names more blocks than the arena of node {self.target!r} holds: {capacity}"
 
     def cancel(self, order: OrderKey) -> None:
         """Ends an order silently; unknown ones are ignored."""
@@ -141,8 +171,11 @@ class Sender:
         self._carry_out()
 
     def _fail_all(self, error: ErrorKind, reason: str) -> None:
-        self._failure_kind = error
         self._transfer.fail_all(reason)
+        self._carry_out_failures(error)
+
+    def _carry_out_failures(self, error: ErrorKind) -> None:
+        self._failure_kind = error
         self._carry_out()
         self._failure_kind = ErrorKind.NODE_FAILED
 
@@ -247,6 +280,9 @@ class Sender:
         greeting = hello(kind=PeerKind.NODE, name=store.node, instance=store.instance, kv_format=store.kv_format)
         answer = await greet(connection, greeting, expected=self.target)
         connection.open_up(max_control_bytes=MAX_CONTROL_BYTES, block_bytes=None)
+        self._target_capacity = answer.capacity_blocks
+        self._transfer.fail_larger_than(answer.capacity_blocks, self._too_large(answer.capacity_blocks))
+        self._carry_out_failures(ErrorKind.CONTEXT_TOO_LONG)
         self._transfer.connected(answer.instance)
         self._carry_out()
         _logger.info("line_opened peer=%s instance=%s", self.target, answer.instance)
@@ -324,11 +360,13 @@ class Sender:
             self._carry_out()
 
     async def _guard(self, connection: SocketConnection) -> None:
-        """Pings, and gives a line up on which nothing moves although something should."""
+        """Pings, ends orders that wait in vain, and gives a line up on which nothing moves although something should."""
         progress, moved_at, next_ping = connection.progress(), self._loop.time(), 0.0
         while True:
             await asyncio.sleep(self._settings.check_interval)
             now = self._loop.time()
+            self._transfer.fail_evicted(now=Seconds(now), grace=self._settings.eviction_grace)
+            self._carry_out()
             if connection.progress() != progress or not self._awaits_something():
                 progress, moved_at = connection.progress(), now
             elif now - moved_at > self._stall_timeout:

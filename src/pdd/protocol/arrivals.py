@@ -57,6 +57,10 @@ class Arrivals:
         """Blocks that somebody offered and that are not here yet."""
         return len(self._offered)
 
+    def num_offered_by(self, source: SourceKey) -> int:
+        """Blocks that the source offered and that are not here yet."""
+        return len(self._by_source.get(source, ()))
+
     def take_messages(self) -> list[tuple[SourceKey, FromTarget]]:
         """What is to be sent, in order, each to its source. Each message is returned once."""
         messages, self._messages = self._messages, []

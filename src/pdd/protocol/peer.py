@@ -18,14 +18,28 @@ from pdd.core.kv_format import KvFormat
 
 PROTOCOL_VERSION = 1
 
+MAX_OFFER_HASHES = 4096
+"""What one message from a source may name, so that no message keeps a node busy for long."""
+_MIN_WANTED_BLOCKS = 65_536
+
 WireHash = Annotated[bytes, msgspec.Meta(min_length=BLOCK_HASH_BYTES, max_length=BLOCK_HASH_BYTES)]
 """A ``core.blocks.BlockHash``."""
+OfferHashes = Annotated[tuple[WireHash, ...], msgspec.Meta(max_length=MAX_OFFER_HASHES)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """Strict: a field that we don't know means a peer that we don't understand."""
+
+
+def max_wanted_blocks(capacity_blocks: int) -> int:
+    """How many different blocks one source may want to send at once to a target of this capacity.
+
+    Several times what fits: orders may wait for room. A target allows twice this, since what a source has given up may
+    still be on the line.
+    """
+    return max(_MIN_WANTED_BLOCKS, 4 * capacity_blocks)
 
 
 # --- handshake
@@ -112,14 +126,14 @@ class Offer(_Message, frozen=True):
     """Which of these do you lack? ``present[i]`` says whether the source holds ``hashes[i]`` already."""
 
     offer: int
-    hashes: tuple[WireHash, ...]
+    hashes: OfferHashes
     present: tuple[bool, ...]
 
 
 class Withdraw(_Message, frozen=True):
     """These offered blocks won't come from this source after all."""
 
-    hashes: tuple[WireHash, ...]
+    hashes: OfferHashes
 
 
 FromSource = Offer | Withdraw | Ping

@@ -11,6 +11,9 @@ A block that some order wants passes through these states, and is forgotten as s
 However many orders want a block, it is offered and sent once. Orders take turns, block by block; within an order blocks
 go in order. At most ``window_bytes`` are unacknowledged (one block always may be). Sans-IO: callers report what
 happened, then carry out ``take_commands()`` and, while the line takes more, ``next_block()``.
+
+A lacked block that was here and has been evicted may come back: someone computes it again. Nobody is obliged to, though,
+so callers fail orders for which that takes too long (``fail_evicted``).
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ from typing import NewType, assert_never
 from pdd.core.blocks import BlockHash
 from pdd.core.errors import LocalProtocolError, RemoteProtocolError
 from pdd.core.ids import NodeInstance
-from pdd.core.units import Bytes
+from pdd.core.units import Bytes, Seconds
 from pdd.protocol.peer import (
+    MAX_OFFER_HASHES,
     Deferred,
     Elsewhere,
     FromSource,
@@ -44,7 +48,6 @@ from pdd.protocol.peer import (
 OrderKey = NewType("OrderKey", str)
 """An order, unique in this node: its router's connection and its id there."""
 
-MAX_OFFER_HASHES = 4096
 MAX_REJECTIONS = 3
 """A line that damages one block this often is broken, not unlucky."""
 
@@ -124,6 +127,8 @@ class _Block:
     offered_present: bool = False
     num_rejections: int = 0
     is_refused: bool = False
+    is_counted: bool = False
+    """Whether it is part of the backlog."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -145,12 +150,20 @@ class _Order:
 
 
 class SourceTransfer:
-    """All orders of one node to one target. ``holds`` asks the local index."""
+    """All orders of one node to one target. ``holds`` and ``is_writing`` ask the local index."""
 
-    def __init__(self, *, block_bytes: Bytes, window_bytes: Bytes, holds: Callable[[BlockHash], bool]) -> None:
+    def __init__(
+        self,
+        *,
+        block_bytes: Bytes,
+        window_bytes: Bytes,
+        holds: Callable[[BlockHash], bool],
+        is_writing: Callable[[BlockHash], bool],
+    ) -> None:
         self._block_bytes = block_bytes
         self._window_bytes = window_bytes
         self._holds = holds
+        self._is_writing = is_writing
         self._blocks: dict[BlockHash, _Block] = {}
         self._orders: dict[OrderKey, _Order] = {}
         self._turns: deque[OrderKey] = deque()
@@ -158,7 +171,10 @@ class SourceTransfer:
         self._num_offers = 0
         self._in_flight: set[BlockHash] = set()
         self._held_back: dict[BlockHash, None] = {}
+        self._evicted: dict[BlockHash, Seconds | None] = {}
+        """Wanted blocks that were here once, and when ``fail_evicted`` first missed them."""
         self._num_to_send = 0
+        self._num_named = 0
         self._instance: NodeInstance | None = None
         self._is_connected = False
         self._commands: list[Command] = []
@@ -168,6 +184,15 @@ class SourceTransfer:
     @property
     def num_orders(self) -> int:
         return len(self._orders)
+
+    @property
+    def num_named(self) -> int:
+        """Blocks that orders name, each as often as it is named: what the books of this side cost."""
+        return self._num_named
+
+    def num_wanted_with(self, hashes: Iterable[BlockHash]) -> int:
+        """How many different blocks would be wanted if an order for ``hashes`` stood too."""
+        return len(self._blocks) + sum(block not in self._blocks for block in set(hashes))
 
     @property
     def num_in_flight(self) -> int:
@@ -181,7 +206,7 @@ class SourceTransfer:
 
     @property
     def backlog(self) -> Bytes:
-        """Payload that this source still has to send, or have acknowledged, as far as the target's answers say."""
+        """Payload on the line or ready for it. What is not here (yet, or any more) does not load the line."""
         return Bytes(self._num_to_send * self._block_bytes)
 
     def standing(self, order: OrderKey) -> Standing:
@@ -200,6 +225,7 @@ class SourceTransfer:
             raise LocalProtocolError(f"order {key} stands already")
         order = _Order(hashes=tuple(dict.fromkeys(hashes)), pending=set(), unanswered=set())
         self._orders[key] = order
+        self._num_named += len(order.hashes)
         self._turns.append(key)
         self._want_all(key, order)
         if self._is_connected:
@@ -225,6 +251,7 @@ class SourceTransfer:
         """Ends an order; blocks that only it wanted are withdrawn. Unknown ones are ignored."""
         order = self._orders.pop(key, None)
         if order is not None:
+            self._num_named -= len(order.hashes)
             self._turns.remove(key)
             self._abandon(key, order)
 
@@ -238,6 +265,12 @@ class SourceTransfer:
         """Ends every order: the target is gone, or of another kind."""
         for key in tuple(self._orders):
             self.fail(key, reason)
+
+    def fail_larger_than(self, num_blocks: int, reason: str) -> None:
+        """Ends the orders that name more blocks than that."""
+        for key, order in tuple(self._orders.items()):
+            if len(order.hashes) > num_blocks:
+                self.fail(key, reason)
 
     def _abandon(self, key: OrderKey, order: _Order) -> None:
         withdrawn: list[BlockHash] = []
@@ -255,6 +288,7 @@ class SourceTransfer:
         self._set_state(record, _State.UNOFFERED)
         del self._blocks[block]
         self._held_back.pop(block, None)
+        self._evicted.pop(block, None)
         self._commands.append(Unpin(hash=block))
 
     def _tell_changed(self, key: OrderKey) -> None:
@@ -264,6 +298,7 @@ class SourceTransfer:
         if order.pending:
             return
         del self._orders[key]
+        self._num_named -= len(order.hashes)
         self._turns.remove(key)
         self._commands.append(OrderEnded(order=key, standing=order.standing(), failure=None))
 
@@ -282,12 +317,17 @@ class SourceTransfer:
         for key, order in self._orders.items():
             for block in order.hashes:
                 if block not in self._blocks:
-                    self._blocks[block] = _Block(present=self._holds(block))
+                    self._want_again(block)
             order.pending, order.unanswered = set(order.hashes), set(order.hashes)
             order.missing.clear()
             for index, block in enumerate(order.hashes):
                 self._blocks[block].orders[key] = index
             self._tell_changed(key)
+
+    def _want_again(self, block: BlockHash) -> None:
+        record = self._blocks[block] = _Block(present=self._holds(block))
+        if not record.present:
+            self._evicted[block] = None
 
     def disconnected(self) -> None:
         """The connection is lost, with whatever was under way on it."""
@@ -324,6 +364,8 @@ class SourceTransfer:
         if record is None or record.present:
             return
         record.present, record.is_refused = True, False
+        self._evicted.pop(block, None)
+        self._count(record)
         if record.state is _State.LACKED:
             self._make_sendable(block, record)
         elif record.state is _State.ELSEWHERE:
@@ -333,8 +375,22 @@ class SourceTransfer:
     def block_gone(self, block: BlockHash) -> None:
         """The block was evicted here before it was sent; if it appears again it is sent then."""
         record = self._blocks.get(block)
-        if record is not None:
+        if record is not None and record.present:
             record.present = False
+            self._evicted[block] = None
+            self._count(record)
+
+    def fail_evicted(self, *, now: Seconds, grace: Seconds) -> None:
+        """Fails orders for a block that the target lacks, that was here, and that is gone for ``grace``. Call it often."""
+        for block, missed_at in tuple(self._evicted.items()):
+            record = self._blocks.get(block)
+            if missed_at is None:
+                self._evicted[block] = now
+            elif record is not None and self._is_given_up(block, record) and now - missed_at >= grace:
+                self._fail_orders_of(record, "a block of this order was evicted at the source before it was sent")
+
+    def _is_given_up(self, block: BlockHash, record: _Block) -> bool:
+        return record.state is _State.LACKED and not self._is_writing(block)
 
     def block_refused(self, block: BlockHash) -> None:
         """There was no room here to write the block, so it will hardly appear: orders fail if the target lacks it."""
@@ -346,8 +402,11 @@ class SourceTransfer:
             self._fail_refused(record)
 
     def _fail_refused(self, record: _Block) -> None:
+        self._fail_orders_of(record, "the source's arena is full: a block of this order found no room in it")
+
+    def _fail_orders_of(self, record: _Block, reason: str) -> None:
         for key in tuple(record.orders):
-            self.fail(key, "the source's arena is full: a block of this order found no room in it")
+            self.fail(key, reason)
 
     def _make_sendable(self, block: BlockHash, record: _Block) -> None:
         self._commands.append(Pin(hash=block))
@@ -505,8 +564,7 @@ class SourceTransfer:
         if record.num_rejections < MAX_REJECTIONS:
             self._enqueue_if_lacked(block)
             return
-        for key in tuple(record.orders):
-            self.fail(key, f"a block arrived damaged {MAX_REJECTIONS} times at the target")
+        self._fail_orders_of(record, f"a block arrived damaged {MAX_REJECTIONS} times at the target")
 
     def _at_target(self, block: BlockHash) -> None:
         record = self._blocks.get(block)
@@ -525,6 +583,10 @@ class SourceTransfer:
             self._end_if_complete(key, order)
 
     def _set_state(self, record: _Block, state: _State) -> None:
-        to_send = (_State.LACKED, _State.IN_FLIGHT)
-        self._num_to_send += (state in to_send) - (record.state in to_send)
         record.state = state
+        self._count(record)
+
+    def _count(self, record: _Block) -> None:
+        before = record.is_counted
+        record.is_counted = record.state is _State.IN_FLIGHT or (record.state is _State.LACKED and record.present)
+        self._num_to_send += record.is_counted - before

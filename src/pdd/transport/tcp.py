@@ -51,6 +51,9 @@ class SocketConnection:
         self._block_bytes: int | None = None
         self._num_sent = 0
         self._num_received = 0
+        self.num_frames = 0
+        """Frames of which the header has begun to be awaited, the present one included."""
+        self.num_received_of_frame = 0
         self.last_received_at = self._loop.time()
 
     @property
@@ -64,7 +67,11 @@ class SocketConnection:
         self._block_bytes = block_bytes
 
     async def receive_header(self) -> FrameHeader:
+        # A peer that always has something to say must not keep the others waiting: receiving alone need not suspend.
+        await asyncio.sleep(0)
         data = bytearray(HEADER_BYTES)
+        self.num_frames += 1
+        self.num_received_of_frame = 0
         await self.receive_into(memoryview(data))
         return decode_header(data, max_control_bytes=self._max_control_bytes, block_bytes=self._block_bytes)
 
@@ -90,6 +97,7 @@ class SocketConnection:
         if count == 0:
             raise ConnectionLost(f"{self._peer} hung up")
         self._num_received += count
+        self.num_received_of_frame += count
         self.last_received_at = self._loop.time()
         return count
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import pytest
 
 from pdd.core.blocks import BlockHash
 from pdd.core.errors import LocalProtocolError, RemoteProtocolError
 from pdd.core.ids import NodeInstance
-from pdd.core.units import Bytes
+from pdd.core.units import Bytes, Seconds
 from pdd.index.blocks import BlockIndex, Owner
 from pdd.protocol.arrivals import Arrivals, SourceKey
 from pdd.protocol.peer import Deferred, Elsewhere, Have, Offer, OfferAnswer, Pong, Rejected, Stored, Want, Withdraw
@@ -22,9 +24,13 @@ def chain(count: int) -> tuple[BlockHash, ...]:
     return tuple(BlockHash(n.to_bytes(32, "big")) for n in range(count))
 
 
-def source(*held: BlockHash, window_blocks: int = 4) -> SourceTransfer:
-    window = Bytes(window_blocks * BLOCK_BYTES)
-    transfer = SourceTransfer(block_bytes=BLOCK_BYTES, window_bytes=window, holds=set(held).__contains__)
+def source(*held: BlockHash, window_blocks: int = 4, written: Container[BlockHash] = ()) -> SourceTransfer:
+    transfer = SourceTransfer(
+        block_bytes=BLOCK_BYTES,
+        window_bytes=Bytes(window_blocks * BLOCK_BYTES),
+        holds=set(held).__contains__,
+        is_writing=written.__contains__,
+    )
     transfer.connected(NodeInstance("1"))
     return transfer
 
@@ -96,6 +102,83 @@ def test_backlog_counts_what_the_target_lacks_until_it_is_acknowledged():
     assert transfer.backlog == 2 * BLOCK_BYTES
     transfer.received(Stored(hash=chain(1)[0]))
     assert transfer.backlog == BLOCK_BYTES
+
+
+def test_backlog_counts_only_what_is_at_hand():
+    transfer = source(chain(2)[0])
+    transfer.place(ORDER, chain(2))
+    lacked(transfer, indices=(0, 1))
+    assert transfer.backlog == BLOCK_BYTES
+    transfer.block_held(chain(2)[1])
+    assert transfer.backlog == 2 * BLOCK_BYTES
+    transfer.block_gone(chain(2)[0])
+    assert transfer.backlog == BLOCK_BYTES
+
+
+def evicted_before_it_was_sent(*, written: Container[BlockHash] = ()) -> SourceTransfer:
+    """A source whose one order waits for a block that has gone; it has noticed that at 10 s."""
+    transfer = source(*chain(1), written=written)
+    transfer.place(ORDER, chain(1))
+    transfer.block_gone(chain(1)[0])
+    lacked(transfer, indices=(0,))
+    transfer.fail_evicted(now=Seconds(10.0), grace=Seconds(3.0))
+    return transfer
+
+
+def test_an_order_whose_block_was_evicted_fails_after_a_grace():
+    transfer = evicted_before_it_was_sent()
+    transfer.fail_evicted(now=Seconds(12.9), grace=Seconds(3.0))
+    assert ended(transfer.take_commands()) == {}
+    transfer.fail_evicted(now=Seconds(13.0), grace=Seconds(3.0))
+    assert "evicted" in (ended(transfer.take_commands())[ORDER] or "")
+    assert (transfer.num_orders, transfer.backlog) == (0, 0)
+
+
+def test_an_evicted_block_that_is_written_again_or_comes_back_fails_nothing():
+    writing = set(chain(1))
+    transfer = evicted_before_it_was_sent(written=writing)
+    transfer.fail_evicted(now=Seconds(14.0), grace=Seconds(3.0))
+    writing.clear()
+    transfer.block_held(chain(1)[0])
+    transfer.fail_evicted(now=Seconds(99.0), grace=Seconds(3.0))
+    assert ended(transfer.take_commands()) == {}
+    assert transfer.next_block() is not None
+
+
+def test_a_block_that_never_was_here_is_waited_for():
+    transfer = source()
+    transfer.place(ORDER, chain(1))
+    lacked(transfer, indices=(0,))
+    for now in (0.0, 100.0):
+        transfer.fail_evicted(now=Seconds(now), grace=Seconds(3.0))
+    assert ended(transfer.take_commands()) == {}
+
+
+def test_an_evicted_block_that_another_source_is_to_send_fails_nothing():
+    transfer = source(*chain(1))
+    transfer.place(ORDER, chain(1))
+    transfer.block_gone(chain(1)[0])
+    transfer.received(OfferAnswer(offer=1, lacked=(), elsewhere=(0,)))
+    for now in (0.0, 100.0):
+        transfer.fail_evicted(now=Seconds(now), grace=Seconds(3.0))
+    assert ended(transfer.take_commands()) == {}
+
+
+def test_what_a_restarted_target_forgot_and_the_source_evicted_fails_too():
+    held = set(chain(2))
+    transfer = SourceTransfer(
+        block_bytes=BLOCK_BYTES, window_bytes=Bytes(100), holds=held.__contains__, is_writing=lambda _: False
+    )
+    transfer.connected(NodeInstance("1"))
+    transfer.place(ORDER, chain(2))
+    transfer.received(OfferAnswer(offer=1, lacked=(1,), elsewhere=()))
+    held.discard(chain(2)[0])
+    transfer.disconnected()
+    transfer.connected(NodeInstance("2"))
+    lacked(transfer, offer=2, indices=(0, 1))
+    for now in (0.0, 3.0):
+        transfer.fail_evicted(now=Seconds(now), grace=Seconds(3.0))
+    assert "evicted" in (ended(transfer.take_commands())[ORDER] or "")
 
 
 def test_an_order_placed_twice_is_our_own_mistake():
@@ -264,7 +347,9 @@ def test_a_restarted_target_is_offered_what_it_had_acknowledged_too():
 
 
 def test_orders_placed_while_the_line_is_down_are_offered_when_it_opens():
-    transfer = SourceTransfer(block_bytes=BLOCK_BYTES, window_bytes=Bytes(100), holds=lambda _: True)
+    transfer = SourceTransfer(
+        block_bytes=BLOCK_BYTES, window_bytes=Bytes(100), holds=lambda _: True, is_writing=lambda _: False
+    )
     transfer.place(ORDER, chain(1))
     assert sent(transfer.take_commands()) == []
     transfer.connected(NodeInstance("1"))
