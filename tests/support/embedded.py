@@ -134,6 +134,9 @@ class FakeStore:
         self._check()
         return self
 
+    def is_alive(self):
+        return not self.down
+
     def lease(self, hashes):
         self._check()
         slots = []

@@ -53,6 +53,10 @@ class BlockStore(Protocol[_LeaseT, _SlotT]):
         """The slot's bytes, ``block_bytes`` long, in the mapped arena."""
         ...
 
+    def is_alive(self) -> bool:
+        """False once the connection has broken, as far as this side can tell without asking the node: in microseconds."""
+        ...
+
     def close(self) -> None: ...
 
 

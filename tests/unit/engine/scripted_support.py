@@ -1,7 +1,7 @@
 """A node of plain memory, and short ways to build requests."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,25 +80,37 @@ class MemorySlot:
 
 @dataclass
 class MemoryNode:
-    """Blocks survive connections, but not ``restart``; ``up`` False makes every call fail."""
+    """Blocks survive connections, but not ``restart``; ``up`` False makes every call fail.
+
+    ``fail_calls`` leaves it able to connect. Without ``notices_death`` a broken connection shows at the next call only.
+    ``on_call`` and ``on_commit`` run before what they are named for.
+    """
 
     up: bool = True
+    fail_calls: bool = False
+    notices_death: bool = True
+    on_call: Callable[[], object] = lambda: None
+    on_commit: Callable[[], object] = lambda: None
     num_lives: int = 1
     contents: list[bytearray] = field(default_factory=list)
     committed: dict[BlockHash, int] = field(default_factory=dict)
     num_leases: int = 0
     num_connects: int = 0
+    num_calls: int = 0
+    num_failed_calls: int = 0
 
     def connect(self) -> "MemoryStore":
         self.num_connects += 1
-        store = MemoryStore(self)
-        store.check()
-        return store
+        if not self.up:
+            raise NodeFailed("nobody listens")
+        return MemoryStore(self)
 
-    def restart(self) -> None:
-        """Forgets everything; whoever is connected finds the connection broken."""
+    def restart(self, *, keep: bool = False) -> None:
+        """Forgets everything, unless it is to ``keep`` it; whoever is connected finds the connection broken."""
         self.num_lives += 1
-        self.committed.clear()
+        self.num_leases = 0
+        if not keep:
+            self.committed.clear()
 
 
 class MemoryStore:
@@ -106,8 +118,17 @@ class MemoryStore:
         self.node = node
         self.life = node.num_lives
 
+    def is_alive(self) -> bool:
+        return not self.node.notices_death or self._stands()
+
+    def _stands(self) -> bool:
+        return self.node.up and self.node.num_lives == self.life
+
     def check(self) -> None:
-        if not self.node.up or self.node.num_lives != self.life:
+        self.node.num_calls += 1
+        self.node.on_call()
+        if self.node.fail_calls or not self._stands():
+            self.node.num_failed_calls += 1
             raise NodeFailed("the node is gone")
 
     def lease(self, hashes: Sequence[BlockHash]) -> MemoryLease:
@@ -134,6 +155,7 @@ class MemoryStore:
         return tuple(slots)
 
     def commit(self, slots: Sequence[MemorySlot]) -> None:
+        self.node.on_commit()
         self.check()
         self.node.committed.update({slot.hash: slot.slot for slot in slots})
 

@@ -6,11 +6,13 @@ Satisfies ``policy.batching.CacheSpace``. Books and copies only; runs on the com
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from pdd.core.blocks import BlockHash
 from pdd.engine.embedded.block_pool import BlockPool
 from pdd.engine.embedded.exchange import NodeExchange
 from pdd.engine.embedded.sequence import EngineSequence
+from pdd.engine.node_link import OfferedBlocks
 
 
 class CacheSpaceOfSequences:
@@ -52,7 +54,7 @@ class CacheSpaceOfSequences:
         self._pool.release(sequence.block_table)
         sequence.block_table = []
         sequence.num_computed_tokens = 0
-        sequence.num_offered_blocks = 0
+        sequence.offered = OfferedBlocks()
 
     def advance(self, sequence: EngineSequence, num_tokens: int) -> None:
         """Counts ``num_tokens`` more tokens as computed and names the blocks which that filled, for others to reuse."""
@@ -67,14 +69,12 @@ class CacheSpaceOfSequences:
         Those that were hits here too: others load from the node, which may have evicted what this cache still has. A node
         that was lost and found is offered everything again, else what waits there for the first block waits for ever.
         """
-        exchange = self._exchange
-        if exchange is None:
+        if self._exchange is None:
             return
-        exchange.refresh()
-        named_blocks = [named for sequence in sequences for named in self._not_offered(sequence, exchange.epoch)]
-        if exchange.export(named_blocks):
+        epoch = self._exchange.export(partial(self._not_offered, sequences))
+        if epoch is not None:
             for sequence in sequences:
-                sequence.num_offered_blocks = sequence.num_computed_tokens // self._block_tokens
+                sequence.offered.mark(sequence.num_computed_tokens // self._block_tokens, epoch=epoch)
 
     def _allocate(self, count: int, *, num_own: int) -> tuple[int, ...] | None:
         # One more must be left unless nobody else is here, else the next block of anyone costs a preemption.
@@ -91,12 +91,12 @@ class CacheSpaceOfSequences:
             self._pool.publish(block, block_hash)
         return num_imported
 
-    def _not_offered(self, sequence: EngineSequence, epoch: int) -> list[tuple[BlockHash, int]]:
-        if sequence.offer_epoch != epoch:
-            sequence.offer_epoch = epoch
-            sequence.num_offered_blocks = 0
-        full = slice(sequence.num_offered_blocks, sequence.num_computed_tokens // self._block_tokens)
-        return list(zip(sequence.hashes[full], sequence.block_table[full], strict=True))
+    def _not_offered(self, sequences: Sequence[EngineSequence], epoch: int) -> dict[BlockHash, int]:
+        block_of_hash: dict[BlockHash, int] = {}
+        for sequence in sequences:
+            full = slice(sequence.offered.count(epoch), sequence.num_computed_tokens // self._block_tokens)
+            block_of_hash.update(zip(sequence.hashes[full], sequence.block_table[full], strict=True))
+        return block_of_hash
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_tokens)

@@ -26,6 +26,7 @@ from pdd.engine.embedded.paged_cache import PagedCache
 from pdd.engine.embedded.sequence import EngineSequence
 from pdd.engine.embedded.step import StepBuilder
 from pdd.engine.embedded.weights import load_weights
+from pdd.engine.node_link import NodeLink
 from pdd.engine.noise import choose_token
 from pdd.policy.batching import BatchingLimits, BatchScheduler, StepWork
 
@@ -103,7 +104,7 @@ class EngineCore:
         self._model = model
         self._cache = PagedCache(model.shape, self._kv_format, settings.num_blocks)
         self._pool = BlockPool(settings.num_blocks)
-        self._exchange = NodeExchange(connect_store, self._cache, now=now) if connect_store else None
+        self._exchange = NodeExchange(NodeLink(connect_store, now=now), self._cache) if connect_store else None
         if self._exchange is not None:
             self._exchange.connect()
         self._space = CacheSpaceOfSequences(self._pool, self._exchange, block_tokens=settings.block_tokens)

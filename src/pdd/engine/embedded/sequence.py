@@ -9,6 +9,7 @@ from pdd.core.errors import PddError
 from pdd.core.ids import TokenId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import FinishReason, Generation, TokenSpan
+from pdd.engine.node_link import OfferedBlocks
 
 
 class TokenStream:
@@ -53,8 +54,7 @@ class EngineSequence:
     """What the compute thread knows of one request. Satisfies ``policy.batching.Schedulable``.
 
     ``block_table`` lists the cache blocks in order; the first ``num_computed_tokens`` tokens have their KV there. Only
-    ``num_read`` is written by another thread (the event loop's). The node was offered the first ``num_offered_blocks`` in its
-    life number ``offer_epoch``.
+    ``num_read`` is written by another thread (the event loop's).
     """
 
     __slots__ = (
@@ -64,9 +64,8 @@ class EngineSequence:
         "hashes",
         "max_unread_tokens",
         "num_computed_tokens",
-        "num_offered_blocks",
         "num_read",
-        "offer_epoch",
+        "offered",
         "stream",
         "tokens",
     )
@@ -79,8 +78,7 @@ class EngineSequence:
         self.hashes: list[BlockHash] = list(self._chain.hashes)
         self.block_table: list[int] = []
         self.num_computed_tokens = 0
-        self.num_offered_blocks = 0
-        self.offer_epoch = 0
+        self.offered = OfferedBlocks()
         self.num_read = 0
         self.max_unread_tokens = max_unread_tokens
 

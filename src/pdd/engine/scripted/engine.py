@@ -25,6 +25,7 @@ from pdd.core.request import FinishReason, Generation, Sampling, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.engine.block_store import ConnectStore
+from pdd.engine.node_link import OfferedBlocks
 from pdd.engine.scripted.kv import ScriptKv
 
 DEFAULT_VOCAB_SIZE = 49152
@@ -236,7 +237,8 @@ class ScriptedEngine:
         if died.is_set():
             raise self._death()
         chain = BlockChain(self._kv_format, generation.salt)
-        await self._prefill(generation, script, died, chain)
+        offered = OfferedBlocks()
+        await self._prefill(generation, script, died, chain, offered)
         source = TokenSource(
             generation.known_tokens,
             first_position=generation.first_position,
@@ -253,18 +255,22 @@ class ScriptedEngine:
             span = _draw_span(source, generation, num_emitted, num_due)
             # The newest token has no KV yet: it gets it when the one after it is computed.
             self._kv.keep(chain.append((*newest, *span.tokens[:-1])))
+            self._kv.offer(chain.hashes, offered)
             newest = span.tokens[-1:]
             num_emitted += len(span.tokens)
             yield span
             if span.finish_reason is not None:
                 return
 
-    async def _prefill(self, generation: Generation, script: Script, died: asyncio.Event, chain: BlockChain) -> None:
+    async def _prefill(
+        self, generation: Generation, script: Script, died: asyncio.Event, chain: BlockChain, offered: OfferedBlocks
+    ) -> None:
         """Computes what isn't at hand, in chunks that take turns with other prefills; blocks are kept as they fill."""
         tokens = generation.known_tokens
         chain.append(tokens)
         hashes = chain.hashes
         num_at_hand = self._kv.find(hashes)
+        self._kv.offer(hashes[:num_at_hand], offered)
         num_computed = min(num_at_hand * self._kv_format.block_tokens, len(tokens) - 1)
         while num_computed < len(tokens):
             end = min(num_computed + script.prefill_chunk_tokens, len(tokens))
@@ -273,6 +279,7 @@ class ScriptedEngine:
             num_full = self._kv_format.num_full_blocks(end)
             self._kv.keep(hashes[num_at_hand:num_full])
             num_at_hand, num_computed = max(num_at_hand, num_full), end
+            self._kv.offer(hashes[:num_at_hand], offered)
 
     async def _meet_fate(self, num_emitted: int, faults: Faults, died: asyncio.Event) -> None:
         if num_emitted == faults.die_after_tokens:

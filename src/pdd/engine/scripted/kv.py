@@ -2,31 +2,24 @@
 
 A block's payload is a function of its hash in which every 8 bytes differ from every other; it is written to the node when
 the block fills and checked byte by byte when it is loaded. A transfer that mixes up, cuts or repeats anything is caught.
-A node that is gone costs nothing but the hits: the engine goes on without, and tries again now and then.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from pdd.core.blocks import BlockHash
-from pdd.core.errors import CapacityExhausted, NodeFailed, RemoteProtocolError
+from pdd.core.errors import RemoteProtocolError
 from pdd.core.kv_format import KvFormat
-from pdd.core.units import Bytes, Seconds
-from pdd.engine.block_store import BlockStore, ConnectStore
+from pdd.core.units import Bytes
+from pdd.engine.block_store import ConnectStore
+from pdd.engine.node_link import NodeLink, OfferedBlocks
 
-_logger = logging.getLogger(__name__)
-_FIRST_BACKOFF = Seconds(0.1)
-_LAST_BACKOFF = Seconds(5.0)
-_BATCH_BLOCKS = 16
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -47,28 +40,39 @@ class ScriptKv:
     def __init__(self, kv_format: KvFormat, *, cache_tokens: int, connect: ConnectStore | None) -> None:
         self._block_bytes = kv_format.block_bytes
         self._cache = _BlockCache(kv_format.num_full_blocks(cache_tokens))
-        self._link = _StoreLink(connect)
+        self._link = None if connect is None else NodeLink(connect, now=_loop_time)
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None and self._link.connected
 
     def find(self, hashes: Sequence[BlockHash]) -> int:
-        """How many leading blocks need not be computed. Those only in the node are loaded, those only here exported.
+        """How many leading blocks need not be computed; those that are only in the node are loaded. Call it first.
 
         Raises:
             RemoteProtocolError: a loaded block is not what its name says.
         """
-        num_own = self._cache.match(hashes)
-        num_held = max(num_own, self._load(hashes, num_own))
+        num_held = self._cache.match(hashes)
+        if self._link is not None:
+            missing = hashes[num_held:]
+            num_held += self._link.read_prefix(missing, lambda index, content: self._check(missing[index], content))
         self.keep(hashes[:num_held])
         return num_held
 
     def keep(self, hashes: Sequence[BlockHash]) -> None:
-        """These blocks have been computed (or found): caches them, and writes those that the node lacks."""
-        if not hashes:
-            return
+        """These blocks have been computed or found: caches them."""
         self._cache.add(hashes)
-        # In batches, so that the node can send the first blocks on before the last ones are written.
-        for start in range(0, len(hashes), _BATCH_BLOCKS):
-            batch = hashes[start : start + _BATCH_BLOCKS]
-            self._link.attempt(partial(self._write, hashes=batch))
+
+    def offer(self, hashes: Sequence[BlockHash], offered: OfferedBlocks) -> None:
+        """Writes those of a sequence's blocks to the node that it lacks. ``hashes`` are all so far, kept ones.
+
+        Hits too: others load from the node, which may have lost what this cache still has.
+        """
+        if self._link is None:
+            return
+        epoch = self._link.offer(lambda epoch: {each: each for each in hashes[offered.count(epoch) :]}, self._fill)
+        if epoch is not None:
+            offered.mark(len(hashes), epoch=epoch)
 
     def forget(self) -> None:
         """The engine's process died: its own cache and its connection are gone, the node's blocks are not."""
@@ -77,35 +81,16 @@ class ScriptKv:
 
     def close(self) -> None:
         """Lets go of the node."""
-        self._link.close()
+        if self._link is not None:
+            self._link.close()
 
-    def _load(self, hashes: Sequence[BlockHash], num_own: int) -> int:
-        return self._link.attempt(lambda store: self._check_held(store, hashes, num_own)) or 0
-
-    def _check_held(self, store: BlockStore[Any, Any], hashes: Sequence[BlockHash], num_own: int) -> int:
-        lease = store.lease(hashes)
-        try:
-            for block, slot in list(zip(hashes, lease.slots, strict=False))[num_own:]:
-                self._check_payload(block, store.view(slot))
-            return len(lease.slots)
-        finally:
-            store.release(lease)
-
-    def _check_payload(self, block: BlockHash, content: memoryview) -> None:
+    def _check(self, block: BlockHash, content: memoryview) -> None:
         right = block_payload(block, self._block_bytes)
         if not np.array_equal(np.frombuffer(content, dtype=np.uint8), right):
             raise RemoteProtocolError(f"block {block.hex()[:16]} does not hold the bytes that its name says")
 
-    def _write(self, store: BlockStore[Any, Any], hashes: Sequence[BlockHash]) -> None:
-        slots = store.begin_write(hashes)
-        try:
-            for slot in slots:
-                store.view(slot.slot)[:] = block_payload(slot.hash, self._block_bytes).data
-        except BaseException:
-            store.abort(slots)
-            raise
-        if slots:
-            store.commit(slots)
+    def _fill(self, block: BlockHash, target: memoryview) -> None:
+        target[:] = block_payload(block, self._block_bytes).data
 
 
 class _BlockCache:
@@ -129,61 +114,5 @@ class _BlockCache:
         self._blocks.clear()
 
 
-Result = TypeVar("Result")
-
-
-class _StoreLink:
-    """A store that may come and go: calls are tried, a lost one is reconnected with a growing delay."""
-
-    def __init__(self, connect: ConnectStore | None) -> None:
-        self._connect = connect
-        self._store: BlockStore[Any, Any] | None = None
-        self._backoff = _FIRST_BACKOFF
-        self._next_try = Seconds(0.0)
-
-    def attempt(self, call: Callable[[BlockStore[Any, Any]], Result]) -> Result | None:
-        """The call's result; None when there is no node now, or no room in it.
-
-        A connection that was idle may be to a node that has been restarted since. Waiting for the next try would leave
-        gaps in what the node is given, so a new connection is tried at once.
-        """
-        was_open = self._store is not None
-        try:
-            return self._call(call)
-        except NodeFailed as error:
-            self._lose(error)
-        if was_open:
-            try:
-                self._next_try = Seconds(0.0)
-                return self._call(call)
-            except NodeFailed as error:
-                self._lose(error)
-        return None
-
-    def _call(self, call: Callable[[BlockStore[Any, Any]], Result]) -> Result | None:
-        store = self._open()
-        try:
-            return None if store is None else call(store)
-        except CapacityExhausted:
-            return None
-
-    def close(self) -> None:
-        store, self._store = self._store, None
-        self._next_try = Seconds(0.0)
-        self._backoff = _FIRST_BACKOFF
-        if store is not None:
-            store.close()
-
-    def _open(self) -> BlockStore[Any, Any] | None:
-        if self._store is None and self._connect is not None and asyncio.get_running_loop().time() >= self._next_try:
-            self._store = self._connect()
-            self._backoff = _FIRST_BACKOFF
-        return self._store
-
-    def _lose(self, error: NodeFailed) -> None:
-        _logger.warning("node_lost retry_after_s=%.1f reason=%s", self._backoff, error)
-        store, self._store = self._store, None
-        if store is not None:
-            store.close()
-        self._next_try = Seconds(asyncio.get_running_loop().time() + self._backoff)
-        self._backoff = Seconds(min(2 * self._backoff, _LAST_BACKOFF))
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
