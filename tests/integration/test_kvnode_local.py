@@ -168,6 +168,26 @@ async def test_when_the_node_dies_the_connection_is_dead_and_a_new_one_finds_a_n
         fresh.close()
 
 
+async def test_a_connection_is_alive_between_calls_until_the_node_dies_and_that_shows_without_a_call(tmp_path: Path):
+    async with running_cluster(tmp_path, "a") as nodes:
+        engine = await asyncio.to_thread(nodes["a"].engine)
+        assert engine.is_alive()
+        await asyncio.to_thread(write_blocks, engine, chain(2), FORM)
+        assert engine.is_alive()
+        await nodes["a"].stop()
+        assert not engine.is_alive()
+        await nodes["a"].restart()
+        assert not engine.is_alive()
+        engine.close()
+
+
+async def test_a_connection_that_was_closed_here_is_not_alive(tmp_path: Path):
+    async with running_cluster(tmp_path, "a") as nodes:
+        engine = await asyncio.to_thread(nodes["a"].engine)
+        engine.close()
+        assert not engine.is_alive()
+
+
 async def test_stale_slots_are_ignored_after_a_reconnect(tmp_path: Path):
     (block,) = chain(1)
     async with running_cluster(tmp_path, "a") as nodes:

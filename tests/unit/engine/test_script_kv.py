@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pdd.core.blocks import block_hashes
-from pdd.core.errors import RemoteProtocolError
+from pdd.core.errors import Incompatible, RemoteProtocolError
 from pdd.core.ids import Salt
 from pdd.core.request import GREEDY
 from pdd.core.units import Bytes
@@ -127,5 +127,56 @@ def test_a_node_that_was_restarted_while_nobody_asked_gets_every_block_of_the_ne
         node.restart()
         await collect(worker, generation(max_tokens=1, salt=Salt("another")))
         assert len(node.committed) == len(PROMPT_BLOCKS)
+
+    run(scenario())
+
+
+def test_a_node_that_was_away_during_a_prefill_is_offered_what_it_missed_as_soon_as_it_is_back():
+    async def scenario() -> None:
+        node = MemoryNode()
+        worker = engine(SLOW, connect_store=node.connect)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(collect(worker, generation(max_tokens=1)))
+            await asyncio.sleep(8.5)
+            assert tuple(node.committed) == PROMPT_BLOCKS[:2]
+            node.restart()
+            node.up = False
+            await asyncio.sleep(8.0)  # the second chunk
+            assert not worker.node_connected
+            node.up = True
+        assert tuple(node.committed) == PROMPT_BLOCKS
+
+    run(scenario())
+
+
+def test_a_node_that_was_away_during_a_decode_is_offered_everything_as_soon_as_it_is_back():
+    async def scenario() -> None:
+        node = MemoryNode()
+        script = Script(prefill_tokens_per_s=1000.0, token_interval=1.0)
+        worker = engine(script, connect_store=node.connect)
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(collect(worker, generation(max_tokens=20)))
+            await asyncio.sleep(5.5)
+            node.restart()
+            node.up = False
+            await asyncio.sleep(5.0)
+            node.up = True
+            await asyncio.sleep(1.0)
+            assert tuple(node.committed)[: len(PROMPT_BLOCKS)] == PROMPT_BLOCKS
+        answer = tokens_of(task.result())
+        assert tuple(node.committed) == block_hashes(FORMAT, Salt(""), PROMPT + answer[:-1])
+
+    run(scenario())
+
+
+def test_a_node_of_another_format_is_refused_at_the_start_and_fails_no_request():
+    async def scenario() -> None:
+        def refuse() -> None:
+            raise Incompatible("another KV format")
+
+        worker = engine(SLOW, connect_store=refuse)
+        with pytest.raises(Incompatible):
+            worker.connect_node()
+        assert tokens_of(await collect(worker, generation(max_tokens=4))) == scripted_answer(PROMPT, 4, GREEDY)
 
     run(scenario())

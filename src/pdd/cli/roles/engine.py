@@ -95,6 +95,7 @@ async def _scripted(
         connect_store=lambda: LocalNode.connect(socket, kv_format, owner=table.name, timeout=_NODE_TIMEOUT),
     )
     try:
+        engine.connect_node()
         yield _RunningEngine(engine=engine, until_failed=asyncio.Event().wait)
     finally:
         engine.close()

@@ -165,9 +165,21 @@ class ScriptedEngine:
         return self._worker
 
     @property
+    def node_connected(self) -> bool:
+        return self._kv.connected
+
+    @property
     def num_open(self) -> int:
         """Generations that run or wait; 0 when nobody asks anything, or something leaks."""
         return self._num_open
+
+    def connect_node(self) -> None:
+        """Looks for its node now, not at the first request; an absent one is no error.
+
+        Raises:
+            Incompatible: the node holds another KV format.
+        """
+        self._kv.connect()
 
     async def info(self) -> EngineInfo:
         """See ``EngineClient.info``."""

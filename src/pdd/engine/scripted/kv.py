@@ -46,6 +46,11 @@ class ScriptKv:
     def connected(self) -> bool:
         return self._link is not None and self._link.connected
 
+    def connect(self) -> None:
+        """See ``NodeLink.connect``. Raises Incompatible."""
+        if self._link is not None:
+            self._link.connect()
+
     def find(self, hashes: Sequence[BlockHash]) -> int:
         """How many leading blocks need not be computed; those that are only in the node are loaded. Call it first.
 
