@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from pdd.core.errors import CapacityExhausted, ContextTooLong, LocalProtocolError, Unavailable
 from pdd.core.request import FinishReason, HandoffMode, Role, Route
 from pdd.core.units import Seconds
-from pdd.engine.scripted.engine import Faults
+from pdd.engine.scripted.engine import Faults, Script
 from pdd.protocol import relay
 from pdd.router.base import EmittedSpan, Steering
+from pdd.router.driver.service import RunningAnswer
 from pdd.sim.loop import run
 from tests.support.worlds import (
     BLOCK_BYTES,
@@ -390,6 +392,30 @@ def test_a_request_that_relay_decode_could_never_hold_goes_direct() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("steering", [Steering(), relayed()])
+def test_a_relay_transfer_that_finds_no_room_has_failed_and_starts_nothing(steering: Steering) -> None:
+    async def main() -> None:
+        async with running_world(replace(SLOW_LINE, relay_capacity=4)) as world:
+            async with world.driver.open(make_request(max_tokens=90, steering=steering)) as answer:
+                assert [span.role async for span in first_of(answer)] == [P]
+                await asyncio.sleep(1.0)
+            await finish(world)
+            assert answer.report.route is Route.DIRECT
+            assert "transfer_failed" in [event.name for event in answer.report.events]
+            targets = {c.attempt: c.target for _, c in world.commands if isinstance(c, relay.Replicate)}
+            cancelled = [targets[c.attempt] for _, c in world.commands if isinstance(c, relay.CancelReplication)]
+            assert cancelled == [MD], "the machine knows that relay decode's transfer is over"
+            assert RLD not in [c.role for _, c in world.commands if isinstance(c, relay.StartDecode)]
+
+    run(main())
+
+
+async def first_of(answer: RunningAnswer) -> AsyncGenerator[EmittedSpan]:
+    async for span in answer:
+        yield span
+        return
+
+
 def test_main_decode_without_room_makes_a_request_wait_in_line_before_its_first_token() -> None:
     async def main() -> None:
         async with running_world(replace(FAST_LINE, main_capacity=12)) as world:
@@ -604,6 +630,92 @@ def test_a_relay_decode_that_hangs_is_overtaken_by_main_decode() -> None:
         async with running_world(replace(SLOW_LINE, relay_decode=hanging)) as world:
             outcome = await ask(world, make_request(max_tokens=60))
             assert outcome.report.tokens_by_role[RLD] == 4
+            await finish(world)
+
+    run(main())
+
+
+def hanging(script: Script, after: int, attempt: int) -> Script:
+    return replace(script, faults=Faults(hang_after_tokens=after, only_attempts=frozenset((attempt,))))
+
+
+@pytest.mark.parametrize("after", [0, 4])
+def test_an_engine_that_sends_nothing_for_half_a_minute_is_lost_and_suspected(
+    after: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        spec = replace(FAST_LINE, main_decode=hanging(MAIN_SCRIPT, after, 3))
+        async with running_world(spec) as world:
+            outcome = await ask(world, make_request(max_tokens=60, steering=direct()))
+            assert [e.fields["role"] for e in outcome.report.events if e.name == "worker_lost"] == [MD]
+            assert outcome.report.tokens_by_role.get(MD, 0) >= after
+            assert outcome.report.max_itl_s == pytest.approx(SETTINGS.decode_patience, abs=0.5)
+            await finish(world)
+
+    run(main())
+    assert [r.message for r in caplog.records if r.message.startswith("worker_down")] == [
+        "worker_down worker=main_decode-0 role=main_decode reason=a generation failed"
+    ]
+
+
+def test_a_prefill_may_take_minutes_but_not_for_ever() -> None:
+    async def main() -> None:
+        slow = replace(PREFILL_SCRIPT, prefill_tokens_per_s=0.4)
+        async with running_world(replace(FAST_LINE, prefill=slow)) as world:
+            outcome = await ask(world, make_request(steering=direct()))
+            assert outcome.report.ttft_s == pytest.approx(250.0)
+            assert "worker_lost" not in outcome.event_names
+            await finish(world)
+        async with running_world(replace(FAST_LINE, prefill=hanging(PREFILL_SCRIPT, 0, 2))) as world:
+            outcome = await ask(world, make_request(steering=direct()))
+            assert outcome.event_names.count("worker_lost") == 1
+            assert outcome.report.ttft_s == pytest.approx(SETTINGS.prefill_patience, abs=1.0)
+            await finish(world)
+
+    run(main())
+
+
+def test_a_decoder_that_must_compute_the_prompt_itself_has_a_prefills_time() -> None:
+    async def main() -> None:
+        slow = replace(MAIN_SCRIPT, prefill_tokens_per_s=1.0)
+        async with running_world(replace(SLOW_LINE, main_decode=slow)) as world, asyncio.TaskGroup() as clients:
+            client = clients.create_task(ask(world, make_request(max_tokens=9, steering=direct())))
+            await asyncio.sleep(0.5)
+            world.nodes[P].kill()
+            outcome = await client
+            assert "transfer_failed" in outcome.event_names
+            assert "worker_lost" not in outcome.event_names
+            assert outcome.report.ttst_s is not None
+            assert outcome.report.ttst_s > 2 * SETTINGS.decode_patience
+
+    run(main())
+
+
+def test_an_extend_that_hangs_is_lost_too() -> None:
+    async def main() -> None:
+        # Transfers are 1 and 2, prefill is 3, relay decode 4, the extend 5.
+        steering = relayed(4, HandoffMode.CATCH_UP)
+        spec = replace(
+            FAST_LINE,
+            main_decode=hanging(MAIN_SCRIPT, 0, 5),
+            settings=replace(SETTINGS, decode_patience=Seconds(1.0)),
+        )
+        async with running_world(spec) as world:
+            outcome = await ask(world, make_request(max_tokens=100, steering=steering))
+            assert any(isinstance(c, relay.StartExtend) and c.attempt == 5 for _, c in world.commands)
+            assert outcome.event_names.count("worker_lost") == 1
+            assert "extended" not in outcome.event_names
+            await finish(world)
+
+    run(main())
+
+
+def test_a_reader_that_takes_its_time_makes_no_engine_look_silent() -> None:
+    async def main() -> None:
+        spec = replace(FAST_LINE, settings=replace(SETTINGS, max_spans_ahead=2))
+        async with running_world(spec) as world:
+            outcome = await ask(world, make_request(max_tokens=12), read_interval=45.0)
+            assert "worker_lost" not in outcome.event_names
             await finish(world)
 
     run(main())

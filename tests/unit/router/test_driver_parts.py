@@ -7,23 +7,18 @@ import asyncio
 import pytest
 
 from pdd.core.errors import Unavailable
-from pdd.core.ids import OrderId, WorkerId
+from pdd.core.ids import WorkerId
 from pdd.core.request import FinishReason, Role
-from pdd.core.units import Bytes, BytesPerSecond, Seconds
-from pdd.kvnode.base import ReplicationProgress
+from pdd.core.units import Seconds
 from pdd.protocol import relay
 from pdd.router.base import EmittedSpan
 from pdd.router.clock import LoopClock
-from pdd.router.driver.lines import LineBook
 from pdd.router.driver.mailbox import Inbox, Outbox
 from pdd.router.driver.pool import Pool, Worker
 from pdd.router.driver.seats import RequestSeats
 from pdd.router.driver.settings import DriverSettings
 from pdd.sim.loop import run
 from tests.support.worlds import WorldSpec, build_world
-
-NOMINAL = BytesPerSecond(1000.0)
-MEASURED = BytesPerSecond(300.0)
 
 
 def span(position: int, reason: FinishReason | None = None) -> EmittedSpan:
@@ -111,7 +106,7 @@ def test_a_full_outbox_waits_for_its_reader_until_that_is_gone() -> None:
 
 def test_a_request_stays_at_its_worker_and_goes_elsewhere_after_a_loss() -> None:
     async def main() -> None:
-        pool = Pool(workers(), DriverSettings())
+        pool = Pool(workers(), DriverSettings(), LoopClock())
         await pool.check_all()
         seats = RequestSeats(pool)
         first = seats.take(Role.MAIN_DECODE)
@@ -123,86 +118,5 @@ def test_a_request_stays_at_its_worker_and_goes_elsewhere_after_a_loss() -> None
         assert (first.worker.name, second.worker.name) == ("main_decode-0", "main_decode-1")
         seats.give_up_all()
         assert all(status.running == 0 for status in pool.status())
-
-    run(main())
-
-
-# Lines ----------------------------------------------------------------------------------------------------------------
-
-
-def progress(rate: float | None, backlog: float) -> ReplicationProgress:
-    return ReplicationProgress(
-        order=OrderId("o"),
-        num_missing=1,
-        num_acknowledged=0,
-        sent_bytes=Bytes(0),
-        rate=None if rate is None else BytesPerSecond(rate),
-        backlog=Bytes(int(backlog)),
-        done=False,
-    )
-
-
-class Lines:
-    def __init__(self) -> None:
-        rates = {frozenset(("A", "B")): NOMINAL}
-        self.book = LineBook(rates, local_rate=BytesPerSecond(1e9), clock=LoopClock())
-        by_role = {worker.role: worker for worker in workers()}
-        self.source, self.target = by_role[Role.PREFILL], by_role[Role.MAIN_DECODE]
-        self.neighbour = by_role[Role.RELAY_DECODE]
-
-    def record(self, rate: float | None, backlog: float) -> None:
-        self.book.record(self.source, self.target, progress(rate, backlog))
-
-    @property
-    def rate(self) -> float | None:
-        return self.book.forecast(self.source, self.target).rate
-
-    @property
-    def backlog(self) -> int:
-        return self.book.forecast(self.source, self.target).backlog
-
-
-def test_a_lines_rate_is_the_nominal_one_until_a_sender_had_a_queue_for_a_while() -> None:
-    async def main() -> None:
-        lines = Lines()
-        assert lines.rate == NOMINAL
-        lines.record(None, 10_000)
-        assert lines.rate == NOMINAL
-        lines.record(MEASURED, 10_000)
-        assert lines.rate == NOMINAL
-        await asyncio.sleep(2.5)
-        lines.record(MEASURED, 10_000)
-        assert lines.rate == MEASURED
-
-    run(main())
-
-
-def test_a_trickle_says_nothing_about_how_fast_a_line_is() -> None:
-    async def main() -> None:
-        lines = Lines()
-        for _ in range(5):
-            lines.record(10.0, 1)
-            await asyncio.sleep(1.0)
-        assert lines.rate == NOMINAL
-
-    run(main())
-
-
-def test_the_backlog_of_a_line_is_that_of_all_its_senders_and_grows_stale() -> None:
-    async def main() -> None:
-        lines = Lines()
-        lines.record(MEASURED, 10_000)
-        lines.book.record(lines.neighbour, lines.target, progress(None, 500))
-        assert lines.backlog == 10_500
-        await asyncio.sleep(6.0)
-        assert lines.backlog == 0
-
-    run(main())
-
-
-def test_nodes_of_one_cluster_are_joined_by_a_fast_line() -> None:
-    async def main() -> None:
-        lines = Lines()
-        assert lines.book.forecast(lines.source, lines.neighbour).rate == 1e9
 
     run(main())

@@ -10,6 +10,7 @@ from pdd.core.request import Generation, Role, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.kvnode.memory_network import MemoryNetwork
+from pdd.router.clock import LoopClock
 from pdd.router.driver.pool import Pool, Worker
 from pdd.router.driver.settings import DriverSettings
 from pdd.sim.loop import run
@@ -44,7 +45,7 @@ class Deployment:
         self.node = MemoryNetwork(KV_FORMAT).add(NodeId("node"), capacity=4)
         self.engines = {name: SwitchedEngine(name) for name in names}
         workers = [Worker(engine=e, node=self.node, role=role, cluster="A") for e in self.engines.values()]
-        self.pool = Pool(workers, DriverSettings())
+        self.pool = Pool(workers, DriverSettings(), LoopClock())
 
     def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing, asynccontextmanager
 
 from pdd.core.clock import Clock
 from pdd.core.errors import CapacityExhausted, InvalidRequest, PddError, WorkerFailed
@@ -12,8 +13,9 @@ from pdd.core.request import Generation, TokenSpan
 from pdd.core.units import Seconds
 from pdd.protocol import relay
 from pdd.router.driver.mailbox import Inbox, InboxEvent, Refusal, RouteDue
-from pdd.router.driver.patience import closing_within
+from pdd.router.driver.patience import closing_within, never_silent
 from pdd.router.driver.pool import Pool, Seat
+from pdd.router.driver.settings import DriverSettings
 
 _logger = logging.getLogger(__name__)
 
@@ -22,7 +24,7 @@ class Decoders:
     """Decodes, extends and timers of one request. Everything runs in ``tasks``; ``stop_all`` ends it in a fixed order."""
 
     def __init__(
-        self, tasks: asyncio.TaskGroup, *, inbox: Inbox, pool: Pool, clock: Clock, release_patience: Seconds
+        self, tasks: asyncio.TaskGroup, *, inbox: Inbox, pool: Pool, clock: Clock, settings: DriverSettings
     ) -> None:
         self.admitted = asyncio.Event()
         """While it is not set, the first token of an answer is held back."""
@@ -31,7 +33,7 @@ class Decoders:
         self._inbox = inbox
         self._pool = pool
         self._clock = clock
-        self._release_patience = release_patience
+        self._settings = settings
         self._running: dict[int, asyncio.Task[None]] = {}
         self._seats: dict[int, Seat] = {}
         self._timers: dict[str, asyncio.Task[None]] = {}
@@ -46,13 +48,16 @@ class Decoders:
         """Where an attempt was started; None if nobody was up for it."""
         return self._seats.get(attempt)
 
-    def decode(self, seat: Seat, generation: Generation) -> None:
-        """Starts a generation: its spans become ``TokensDecoded``, its failure ``WorkerLost``."""
-        self._start(seat, generation, self._decode(seat, generation))
+    def decode(self, seat: Seat, generation: Generation, *, has_prompt: bool) -> None:
+        """Starts a generation: its spans become ``TokensDecoded``, its failure, or a long silence, ``WorkerLost``.
 
-    def extend(self, seat: Seat, generation: Generation) -> None:
+        ``has_prompt``: the prompt's KV is at the worker's node, so its first token is due as soon as any other.
+        """
+        self._start(seat, generation, self._decode(seat, generation, has_prompt=has_prompt))
+
+    def extend(self, seat: Seat, generation: Generation, *, has_prompt: bool) -> None:
         """Starts a generation of one token, which is dropped: it becomes ``Extended`` or ``WorkerLost``."""
-        self._start(seat, generation, self._extend(seat, generation))
+        self._start(seat, generation, self._extend(seat, generation, has_prompt=has_prompt))
 
     def stop(self, attempt: int) -> None:
         """Aborts an attempt; ended ones are ignored."""
@@ -88,10 +93,23 @@ class Decoders:
         self._running[attempt] = task
         task.add_done_callback(lambda _: self._running.pop(attempt, None))
 
-    async def _decode(self, seat: Seat, generation: Generation) -> None:
+    @asynccontextmanager
+    async def _spans(
+        self, seat: Seat, generation: Generation, *, has_prompt: bool
+    ) -> AsyncGenerator[AsyncGenerator[TokenSpan]]:
+        """The engine's spans. An engine that hangs may well keep its connection alive, so silence counts as a loss."""
+        settings = self._settings
+        first = settings.decode_patience if has_prompt else settings.prefill_patience
+        spans = seat.worker.engine.generate(generation)
+        async with (
+            closing_within(spans, settings.release_patience),
+            aclosing(never_silent(spans, first=first, later=settings.decode_patience)) as heard,
+        ):
+            yield heard
+
+    async def _decode(self, seat: Seat, generation: Generation, *, has_prompt: bool) -> None:
         try:
-            spans = seat.worker.engine.generate(generation)
-            async with closing_within(spans, self._release_patience):
+            async with self._spans(seat, generation, has_prompt=has_prompt) as spans:
                 async for span in spans:
                     if generation.first_position == 0:
                         await self.admitted.wait()
@@ -102,10 +120,9 @@ class Decoders:
         except PddError as error:
             self._report(seat, generation, error)
 
-    async def _extend(self, seat: Seat, generation: Generation) -> None:
+    async def _extend(self, seat: Seat, generation: Generation, *, has_prompt: bool) -> None:
         try:
-            spans = seat.worker.engine.generate(generation)
-            async with closing_within(spans, self._release_patience):
+            async with self._spans(seat, generation, has_prompt=has_prompt) as spans:
                 async for span in spans:
                     if span.finish_reason is not None:
                         self._inbox.post(relay.Extended(attempt=generation.attempt))

@@ -9,7 +9,7 @@ from typing import assert_never
 from pdd.core.blocks import block_hashes
 from pdd.core.errors import CapacityExhausted, ContextTooLong
 from pdd.core.kv_format import KvFormat
-from pdd.core.request import Role, Route
+from pdd.core.request import Role
 from pdd.core.units import Bytes, Seconds
 from pdd.protocol import relay
 from pdd.router.base import TokenRequest
@@ -119,6 +119,11 @@ class KvPaths:
         for transfer in self._by_attempt.values():
             transfer.prefill_done()
 
+    def is_ready(self, role: Role) -> bool:
+        """``role``'s node holds every block of the prompt."""
+        transfer = self._latest.get(role)
+        return not self._hashes or (transfer is not None and transfer.state is TransferState.READY)
+
     async def let_go(self, *, keep_main: bool, patience: Seconds) -> None:
         """Releases everything and waits until that is done; a transfer to main still under way may be kept instead."""
         for transfer in self._by_attempt.values():
@@ -184,12 +189,14 @@ class KvPaths:
                 assert_never(transfer.state)
 
     def _on_failed(self, transfer: Transfer) -> None:
-        """Main decode without room refuses the request while it has no token; later it must compute what it lacks."""
+        """Main decode without room refuses the request while it has no token; later it must compute what it lacks.
+
+        Relay decode without room (``relay_refused``) is not chosen any more, so that its transfer's failure starts nothing;
+        a relay that was chosen before goes on, and relay decode computes what it lacks.
+        """
         role, error = transfer.spec.role, transfer.error
-        if isinstance(error, CapacityExhausted | ContextTooLong):
-            if role is Role.MAIN_DECODE and not self._prefilled:
-                self._inbox.post(Refusal(error=error))
-                return
-            if role is Role.RELAY_DECODE and self._reporter.report.route is not Route.RELAY:
-                return  # it isn't asked to relay, and from now on it won't be
+        no_room = isinstance(error, CapacityExhausted | ContextTooLong)
+        if no_room and role is Role.MAIN_DECODE and not self._prefilled:
+            self._inbox.post(Refusal(error=error))
+            return
         self._inbox.post(relay.TransferFailed(attempt=transfer.spec.attempt))

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from pdd.core.clock import Clock
+from pdd.core.errors import WorkerFailed
 from pdd.core.units import Seconds
 
 _logger = logging.getLogger(__name__)
@@ -37,6 +38,27 @@ class Patience:
             return False
         await self._clock.sleep(self._retry)
         return True
+
+
+async def never_silent(generator: AsyncGenerator[_Item], *, first: Seconds, later: Seconds) -> AsyncGenerator[_Item]:
+    """The same items; an engine may think for ``first`` before its first one, and for ``later`` before each other.
+
+    Only the engine's time counts, not what the reader takes. After a silence the generator is closed.
+
+    Raises:
+        WorkerFailed: it was silent for longer.
+    """
+    limit = first
+    while True:
+        try:
+            async with asyncio.timeout(limit):
+                item = await anext(generator)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise WorkerFailed(f"the engine sent no token for {limit:g} s") from error
+        yield item
+        limit = later
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pdd.core.clock import Clock
 from pdd.core.errors import NodeFailed, PddError
 from pdd.core.ids import NodeId, NodeInstance, WorkerId
 from pdd.core.request import Role
@@ -68,12 +69,13 @@ class WorkerStatus:
 class Pool:
     """Knows every worker of the topology. Its checks run between ``start`` and ``stop``."""
 
-    def __init__(self, workers: Sequence[Worker], settings: DriverSettings) -> None:
+    def __init__(self, workers: Sequence[Worker], settings: DriverSettings, clock: Clock) -> None:
         ordered = sorted(workers, key=lambda worker: worker.name)
         self._states = {worker.name: _State(worker) for worker in ordered}
         self._nodes = {worker.node.node: worker.node for worker in ordered}
         self._node_stats: dict[NodeId, NodeStats] = {}
         self._settings = settings
+        self._clock = clock
         self._checks: list[asyncio.Task[None]] = []
 
     async def check_all(self) -> None:
@@ -200,7 +202,7 @@ class Pool:
 
     async def _keep_checking_node(self, node: NodeClient) -> None:
         while True:
-            await asyncio.sleep(self._settings.health_interval)
+            await self._clock.sleep(self._settings.health_interval)
             await self._check_node(node)
 
     async def _check_node(self, node: NodeClient) -> None:

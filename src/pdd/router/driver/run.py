@@ -18,7 +18,7 @@ from pdd.core.errors import PddError, Unavailable
 from pdd.core.ids import RequestId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import Generation, Role
-from pdd.core.units import Bytes, BytesPerSecond, Seconds
+from pdd.core.units import Bytes, BytesPerSecond
 from pdd.policy.route import RouteView
 from pdd.protocol import relay
 from pdd.protocol.relay import Command, Relay
@@ -26,7 +26,7 @@ from pdd.router.base import EmittedSpan, TokenRequest
 from pdd.router.driver.choices import decide_handoff, decide_route, plan_relay
 from pdd.router.driver.decoders import Decoders
 from pdd.router.driver.kv_paths import KvPaths
-from pdd.router.driver.lines import Forecast, LineBook
+from pdd.router.driver.lines import QUIET_AFTER, Forecast, LineBook
 from pdd.router.driver.mailbox import Inbox, InboxEvent, Outbox, Refusal, RouteDue
 from pdd.router.driver.pool import Pool
 from pdd.router.driver.report import Reporter
@@ -38,9 +38,6 @@ _logger = logging.getLogger(__name__)
 
 CommandHook = Callable[[RequestId, Command], None]
 """Sees every command before it is carried out; for tests and traces."""
-
-STALLED_AFTER = Seconds(1.0)
-"""Well above a round trip and the time of a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +72,7 @@ class RequestRun:
             inbox=self.inbox,
             pool=shared.pool,
             clock=shared.clock,
-            release_patience=settings.release_patience,
+            settings=settings,
         )
         self._paths = KvPaths(
             request,
@@ -213,7 +210,8 @@ class RequestRun:
         if seat is None:
             self.inbox.post(relay.WorkerUnavailable(attempt=command.attempt))
         else:
-            self._decoders.decode(seat, self._generation(command.attempt, command.num_known, command.max_tokens))
+            generation = self._generation(command.attempt, command.num_known, command.max_tokens)
+            self._decoders.decode(seat, generation, has_prompt=self._paths.is_ready(command.role))
 
     def _start_extend(self, command: relay.StartExtend) -> None:
         self._reporter.note("extend_started", known=command.num_known)
@@ -221,7 +219,8 @@ class RequestRun:
         if seat is None:
             self.inbox.post(relay.WorkerUnavailable(attempt=command.attempt))
         else:
-            self._decoders.extend(seat, self._generation(command.attempt, command.num_known, 1))
+            generation = self._generation(command.attempt, command.num_known, 1)
+            self._decoders.extend(seat, generation, has_prompt=self._paths.is_ready(Role.MAIN_DECODE))
 
     def _generation(self, attempt: int, num_known: int, max_tokens: int) -> Generation:
         request = self._request
@@ -276,13 +275,16 @@ class RequestRun:
     def _forecast(self) -> Forecast:
         transfer = self._paths.to_main
         if transfer is None:
-            return Forecast(rate=None, backlog=Bytes(0))
+            return Forecast(rate=None, measured_rate=None, backlog=Bytes(0))
         return self._shared.lines.forecast(transfer.spec.source, transfer.spec.target)
 
     def _rate(self, forecast: Forecast) -> BytesPerSecond | None:
-        """A line on which nothing of ours has moved for a while is slower than anybody said."""
+        """A line on which nothing of ours has moved for a while is slower than anybody said.
+
+        The forecast knows of a silence once the source has said what is lacked; a source that says nothing is silent, too.
+        """
         transfer = self._paths.to_main
-        if transfer is None or forecast.rate is None or transfer.idle < STALLED_AFTER:
+        if transfer is None or forecast.rate is None or transfer.idle < QUIET_AFTER:
             return forecast.rate
         return BytesPerSecond(min(forecast.rate, self._shared.kv_format.block_bytes / transfer.idle))
 

@@ -71,9 +71,9 @@ class Driver:
         on_command: CommandHook | None = None,
     ) -> None:
         settings = settings or DriverSettings()
-        self.pool = Pool(workers, settings)
+        self.pool = Pool(workers, settings, clock)
         self._settings = settings
-        lines = LineBook(rates or {}, local_rate=settings.local_rate, clock=clock)
+        lines = LineBook(rates or {}, local_rate=settings.local_rate, block_bytes=kv_format.block_bytes, clock=clock)
         self._desk = TransferDesk(pool=self.pool, lines=lines, clock=clock, settings=settings)
         self._shared = Surroundings(
             pool=self.pool,

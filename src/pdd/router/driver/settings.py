@@ -33,6 +33,10 @@ class DriverSettings:
     """How long a transfer may be passed over while others are served, however long the queue seems to be."""
     room_patience: Seconds = Seconds(1.0)
     """How long an answer that has begun waits for room at a full node; then its engine computes the prompt itself."""
+    decode_patience: Seconds = Seconds(30.0)
+    """How long an engine that has the prompt's KV may send no token before it counts as lost."""
+    prefill_patience: Seconds = Seconds(300.0)
+    """The same for the first token of an engine that has to compute the prompt."""
     node_retry: Seconds = Seconds(0.25)
     route_patience: Seconds = Seconds(0.25)
     """How long the choice of a route waits for main decode's node to say what it lacks."""

@@ -102,6 +102,7 @@ class Transfer:
         self._evicted = asyncio.Event()
         self._order_done = False
         self._num_placed = 0
+        self._standing: OrderId | None = None
         self._sent_before = 0
         self._moved_at = clock.now()
 
@@ -140,6 +141,7 @@ class Transfer:
         if not self._prefilled.is_set():
             self._moved_at = self._prefilled_at = self._clock.now()
             self._prefilled.set()
+            self._tell_line()
 
     def detach(self) -> None:
         """The request is over, the transfer goes on; it releases itself when it is settled. Nobody is notified."""
@@ -243,7 +245,7 @@ class Transfer:
         order = ReplicationOrder(
             order=OrderId(self._next_name()), target=self.spec.target.node.node, hashes=self.spec.hashes
         )
-        done = False
+        done, self._standing = False, order.order
         try:
             steps = self.spec.source.node.replicate(order)
             async with closing_within(steps, self._settings.release_patience):
@@ -251,6 +253,8 @@ class Transfer:
                     self._take_progress(progress, patience)
                     done = progress.done
         finally:
+            self._standing = None
+            self._lines.ended(self.spec.source, self.spec.target, order.order)
             if not done:
                 await self._cancel_order(order.order)
         return done
@@ -262,12 +266,17 @@ class Transfer:
             patience.forget()
         if before is not None and progress.num_acknowledged > before.num_acknowledged:
             self._moved_at = self._clock.now()
-            self._lines.note_movement(self.spec.source, self.spec.target)
         self.progress = progress
-        self._lines.record(self.spec.source, self.spec.target, progress)
+        self._tell_line()
         was_informed = before is not None and before.num_missing is not None
         if progress.num_missing is not None and not was_informed and self._is_heard:
             self._listener.on_informed(self)
+
+    def _tell_line(self) -> None:
+        """What the source said last, and whether only the line is waited for now."""
+        if self.progress is not None and self.progress.order == self._standing:
+            all_there = self._prefilled.is_set() and self.state is TransferState.MOVING
+            self._lines.record(self.spec.source, self.spec.target, self.progress, all_there=all_there)
 
     async def _cancel_order(self, order: OrderId) -> None:
         try:
@@ -319,7 +328,7 @@ class Transfer:
     def _queue_patience(self) -> Seconds:
         """Others may be served first, but not for longer than twice all that the line owes."""
         forecast = self._lines.forecast(self.spec.source, self.spec.target)
-        queue_s = forecast.backlog / forecast.rate if forecast.rate else 0.0
+        queue_s = forecast.backlog / forecast.measured_rate if forecast.measured_rate else 0.0
         return Seconds(min(2 * queue_s, self._settings.max_queue_patience))
 
     # State ------------------------------------------------------------------------------------------------------------
@@ -346,6 +355,7 @@ class Transfer:
         if self.state is state or self.settled:
             return
         self.state = state
+        self._tell_line()
         if self._is_heard:
             self._listener.on_change(self)
 
