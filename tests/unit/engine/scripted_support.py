@@ -95,8 +95,9 @@ class MemoryNode:
     contents: list[bytearray] = field(default_factory=list)
     committed: dict[BlockHash, int] = field(default_factory=dict)
     num_leases: int = 0
+    num_writes: int = 0
+    num_open: int = 0
     num_connects: int = 0
-    num_calls: int = 0
     num_failed_calls: int = 0
 
     def connect(self) -> "MemoryStore":
@@ -109,6 +110,7 @@ class MemoryNode:
         """Forgets everything, unless it is to ``keep`` it; whoever is connected finds the connection broken."""
         self.num_lives += 1
         self.num_leases = 0
+        self.num_writes = 0
         if not keep:
             self.committed.clear()
 
@@ -117,6 +119,7 @@ class MemoryStore:
     def __init__(self, node: MemoryNode) -> None:
         self.node = node
         self.life = node.num_lives
+        node.num_open += 1
 
     def is_alive(self) -> bool:
         return not self.node.notices_death or self._stands()
@@ -125,7 +128,6 @@ class MemoryStore:
         return self.node.up and self.node.num_lives == self.life
 
     def check(self) -> None:
-        self.node.num_calls += 1
         self.node.on_call()
         if self.node.fail_calls or not self._stands():
             self.node.num_failed_calls += 1
@@ -152,18 +154,21 @@ class MemoryStore:
             if block not in self.node.committed:
                 slots.append(MemorySlot(block, len(self.node.contents)))
                 self.node.contents.append(bytearray(FORMAT.block_bytes))
+        self.node.num_writes += len(slots)
         return tuple(slots)
 
     def commit(self, slots: Sequence[MemorySlot]) -> None:
         self.node.on_commit()
         self.check()
+        self.node.num_writes -= len(slots)
         self.node.committed.update({slot.hash: slot.slot for slot in slots})
 
     def abort(self, slots: Sequence[MemorySlot]) -> None:
         self.check()
+        self.node.num_writes -= len(slots)
 
     def view(self, slot: int) -> memoryview:
         return memoryview(self.node.contents[slot])
 
     def close(self) -> None:
-        pass
+        self.node.num_open -= 1
