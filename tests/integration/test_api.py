@@ -566,6 +566,16 @@ async def test_a_body_over_the_limit_is_refused():
     assert "1000" in error["message"]
 
 
+async def test_a_body_that_is_announced_too_large_is_refused_at_once():
+    async with front_door(FakeService(script=saying("x"))) as door, asyncio.timeout(5):
+        reader, writer = await raw_connection(door)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n{")
+        answer = await reader.readuntil(b"limit")
+        writer.close()
+        await writer.wait_closed()
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
 async def test_a_body_that_does_not_arrive_is_given_up():
     limits = Limits(max_model_tokens=256, body_timeout_s=Seconds(0.05))
     async with front_door(FakeService(script=saying("x")), limits=limits) as door:

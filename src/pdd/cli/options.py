@@ -47,11 +47,18 @@ def add_state_dir(parser: argparse.ArgumentParser) -> None:
     """``--state-dir``."""
     parser.add_argument(
         "--state-dir",
-        type=Path,
+        type=_directory,
         default=default_state_root(),
         metavar="DIR",
         help="where running deployments keep their files (default: %(default)s)",
     )
+
+
+def _directory(text: str) -> Path:
+    """An empty path means the current directory to ``Path``, and an unset variable to whoever wrote it."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; give a directory")
+    return Path(text)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

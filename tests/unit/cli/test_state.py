@@ -84,6 +84,13 @@ def test_a_folder_that_is_no_folder_is_refused(tmp_path):
         pass
 
 
+def test_a_lock_that_is_no_file_is_refused(tmp_path):
+    run = run_directory(tmp_path, "one")
+    run.lock_file.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"--state-dir: can't write .*up\.lock: Is a directory"), run.hold():
+        pass
+
+
 def test_the_default_root_follows_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert default_state_root() == tmp_path / "pdd"

@@ -145,6 +145,12 @@ class RunDirectory:
             return False
         return False
 
+    def _open_lock(self) -> IO[str]:
+        try:
+            return self.lock_file.open("a+")
+        except OSError as error:
+            raise ConfigError(f"--state-dir: can't write {self.lock_file}: {error.strerror}") from error
+
     @contextmanager
     def hold(self) -> Generator[None]:
         """Holds the directory for one ``pdd up``; the lock ends with its process, however that ends.
@@ -154,7 +160,7 @@ class RunDirectory:
         """
         for folder in (self.path.parent, self.path, self.path / "logs"):
             _make_private(folder)
-        with self.lock_file.open("a+") as lock:
+        with self._open_lock() as lock:
             if not _take(lock):
                 lock.seek(0)
                 raise ConfigError(

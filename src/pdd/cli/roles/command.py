@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import importlib
 import logging
+import resource
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pdd.cli.options import Subparsers, add_state_dir
 from pdd.cli.output import exit_code_of, root_cause, show_error
 from pdd.core.errors import ConfigError
 from pdd.core.topology import Topology
+from pdd.transport.flood import LoopErrorLog
 
 _logger = logging.getLogger(__name__)
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -80,6 +82,7 @@ def run_role(arguments: argparse.Namespace) -> int:
         watch_lifeline(arguments.lifeline_fd)
     ready = ReadySignal(arguments.ready_fd)
     logging.basicConfig(level=arguments.log_level, format=_LOG_FORMAT)
+    _raise_descriptor_limit()
     kind = cast("RoleKind", arguments.role_kind)
     try:
         topology = _read_topology(arguments)
@@ -95,6 +98,12 @@ def run_role(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _raise_descriptor_limit() -> None:
+    """Every connection is a descriptor, and the soft limit is often 1024."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+
+
 def _fail(error: BaseException, ready: ReadySignal) -> int:
     if isinstance(error, ConfigError):
         ready.refuse(error)
@@ -107,6 +116,7 @@ def _fail(error: BaseException, ready: ReadySignal) -> int:
 async def _until_stopped(main: Coroutine[None, None, None]) -> None:
     """Runs ``main``; SIGTERM and SIGINT cancel it, and are no failure."""
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(LoopErrorLog())
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)

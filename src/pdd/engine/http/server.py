@@ -25,6 +25,7 @@ from pdd.engine.http import wire_reply, wire_request
 from pdd.engine.http.contract import SpanContract
 from pdd.engine.http.errors import ErrorReply, refusal_reply, reply_to
 from pdd.engine.http.sse import DONE, KEEP_ALIVE, encode_event
+from pdd.transport.http_serving import serve_http
 
 _logger = logging.getLogger(__name__)
 _MAX_SPANS_AHEAD = 64
@@ -36,6 +37,7 @@ class ServerLimits:
     """``max_body_bytes`` holds a request of a million tokens."""
 
     max_body_bytes: Bytes = Bytes(16 * 1024 * 1024)
+    body_timeout: Seconds = Seconds(30.0)
     keep_alive: Seconds = Seconds(5.0)
     """How long a stream may be silent before a comment is sent."""
     shutdown: Seconds = Seconds(1.0)
@@ -53,17 +55,8 @@ async def serve_engine(
     """
     limits = limits or ServerLimits()
     application = engine_application(engine, vocab_size=vocab_size, limits=limits)
-    # Without handler_cancellation a handler outlives its client, and the engine decodes for nobody.
-    runner = web.AppRunner(
-        application, handler_cancellation=True, access_log=None, shutdown_timeout=limits.shutdown, handle_signals=False
-    )
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port)
-        await site.start()
-        yield Address(host=host, port=int(runner.addresses[0][1]))
-    finally:
-        await runner.cleanup()
+    async with serve_http(application, host=host, port=port, grace=limits.shutdown) as address:
+        yield address
 
 
 def engine_application(engine: EngineClient, *, vocab_size: int, limits: ServerLimits) -> web.Application:
@@ -106,11 +99,20 @@ class _Handlers:
         return _json(wire_reply.encode_info(await self._engine.info()))
 
     async def _read_body(self, request: web.Request) -> bytes:
+        limit = self._limits.max_body_bytes
+        too_large = InvalidRequest(f"the body is over {limit} bytes, the limit", code="body_too_large")
+        if request.content_length is not None and request.content_length > limit:
+            raise too_large
         try:
-            return await request.read()
+            async with asyncio.timeout(self._limits.body_timeout):
+                return await request.read()
+        except TimeoutError:
+            limit_s = self._limits.body_timeout
+            raise InvalidRequest(f"the body did not arrive within {limit_s:g} s", code="body_timeout") from None
+        except web.RequestPayloadError as error:
+            raise InvalidRequest("the body could not be read to its end", code="invalid_body") from error
         except web.HTTPRequestEntityTooLarge:
-            limit = self._limits.max_body_bytes
-            raise InvalidRequest(f"the body is over {limit} bytes, the limit", code="body_too_large") from None
+            raise too_large from None
 
     async def _collect(self, request_id: str, generation: Generation) -> bytes:
         contract = SpanContract(generation)

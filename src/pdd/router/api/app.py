@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ from pdd.router.api.tenants import Tenants
 from pdd.router.api.tokenizer import TextCodec
 from pdd.router.base import Service, TokenRequest
 from pdd.telemetry.metrics import CONTENT_TYPE, RouterMetrics
+from pdd.transport.http_serving import serve_http
 
 _logger = logging.getLogger(__name__)
 
@@ -125,16 +126,12 @@ async def serve(
         ConfigError: others can reach ``host`` but there are no API keys, or the port can't be had.
     """
     tenants.require_safe_binding(host)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=grace)
-    await runner.setup()
-    try:
+    async with AsyncExitStack() as serving:
         try:
-            await web.TCPSite(runner, host, port).start()
+            address = await serving.enter_async_context(serve_http(app, host=host, port=port, grace=grace))
         except OSError as error:
             raise ConfigError(f"router: can't listen on {host}:{port}: {error.strerror or error}") from error
-        yield Address(host=host, port=runner.addresses[0][1])
-    finally:
-        await runner.cleanup()
+        yield address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +205,9 @@ class _FrontDoor:
         return self.tenants.authenticate(http.headers.get("Authorization"))
 
     async def _body(self, http: web.Request) -> bytes:
+        limit = self.limits.max_body_bytes
+        if http.content_length is not None and http.content_length > limit:
+            raise web.HTTPRequestEntityTooLarge(limit, http.content_length)
         try:
             async with asyncio.timeout(self.limits.body_timeout_s):
                 return await http.read()
