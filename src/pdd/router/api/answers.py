@@ -169,7 +169,10 @@ class ConversationEncoder:
         return (*prompt.tokens, *await self._codec.encode(prompt.rest()))
 
     async def _splice(self, tenant: TenantId, prompt: _GrowingPrompt, asking: Sequence[Message], answer: str) -> None:
-        """Takes the answer's IDs over, provided that the template still writes question and answer as they were."""
+        """Takes the answer's IDs over, provided that the template still writes question and answer as they were.
+
+        An answer that spells out a special token is masked in the prompt, so it is tokenized anew: no more than lost reuse.
+        """
         question = self._question(asking)
         if question is None or not prompt.continues_with(question, answer):
             return

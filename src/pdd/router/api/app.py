@@ -50,6 +50,8 @@ _logger = logging.getLogger(__name__)
 
 _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _REQUEST_ID = web.RequestKey("pdd_request_id", str)
+_BROKEN = web.RequestKey("pdd_broken_body", bool)
+"""Where the next request begins on this connection is not known."""
 _RETRY_AFTER_S = Seconds(1.0)
 
 
@@ -97,7 +99,7 @@ def create_app(
         wall_clock=wall_clock,
         started=int(wall_clock()),
     )
-    app = web.Application(middlewares=[_errors_as_json], client_max_size=limits.max_body_bytes)
+    app = web.Application(middlewares=[door.errors_as_json], client_max_size=limits.max_body_bytes)
     app.add_routes(
         [
             web.post("/v1/chat/completions", door.chat),
@@ -156,6 +158,30 @@ class _FrontDoor:
         """The listeners are closed; handlers still run, and tell their clients what ``run`` raises now."""
         self.runner.stop()
 
+    @web.middleware
+    async def errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """The outermost edge of a request."""
+        claimed = request.headers.get("X-Request-Id", "")
+        if _CLIENT_REQUEST_ID.fullmatch(claimed):
+            request[_REQUEST_ID] = claimed
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            self.metrics.request_refused()
+            return _refused_by_http(error).as_response()
+        except ClientLeft:
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=499)
+        except Exception as error:
+            refusal = _refusal(error)
+            if refusal.status == _INTERNAL_ERROR:
+                _logger.exception("request_failed method=%s path=%s", request.method, request.path)
+            response = refusal.as_response()
+            if request.get(_BROKEN):
+                response.force_close()
+            return response
+
     async def chat(self, http: web.Request) -> web.StreamResponse:
         with self._counting_refusals():
             tenant = self._authenticate(http)
@@ -212,7 +238,10 @@ class _FrontDoor:
             async with asyncio.timeout(self.limits.body_timeout_s):
                 return await http.read()
         except web.RequestPayloadError as error:
-            raise InvalidRequest("the body could not be read to its end", code="invalid_body") from error
+            http.content.feed_eof()  # there is nothing behind it that could be skipped
+            http[_BROKEN] = True
+            message = "the body could not be read: it breaks off, or is not what its Content-Encoding says"
+            raise InvalidRequest(message, code="invalid_body") from error
         except TimeoutError as error:
             raise InvalidRequest(
                 f"the body did not arrive within {self.limits.body_timeout_s:g} s", code="body_timeout"
@@ -311,39 +340,20 @@ def _unavailable(message: str, retry_after_s: Seconds) -> _Refusal:
     )
 
 
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The outermost edge of a request."""
-    claimed = request.headers.get("X-Request-Id", "")
-    if _CLIENT_REQUEST_ID.fullmatch(claimed):
-        request[_REQUEST_ID] = claimed
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        return _refused_by_http(error).as_response()
-    except ClientLeft:
-        if request.transport is not None:
-            request.transport.abort()
-        return web.Response(status=499)
-    except Exception as error:
-        refusal = _refusal(error)
-        if refusal.status == _INTERNAL_ERROR:
-            _logger.exception("request_failed method=%s path=%s", request.method, request.path)
-        return refusal.as_response()
-
-
 def _refused_by_http(error: web.HTTPException) -> _Refusal:
     """Refusals of the HTTP library itself: unknown path, wrong method, oversized body."""
     match error:
         case web.HTTPRequestEntityTooLarge():
-            message = f"the body is larger than this server's limit: {error.text}"
+            code, message = "body_too_large", f"the body is larger than this server's limit: {error.text}"
         case web.HTTPMethodNotAllowed():
+            code = "method_not_allowed"
             message = f"method {error.method} is not allowed here; allowed: {', '.join(sorted(error.allowed_methods))}"
         case web.HTTPNotFound():
+            code = "unknown_path"
             message = "no such path; see /v1/models, /v1/chat/completions, /v1/completions, /health, /metrics"
         case _:
-            message = error.reason
-    return _Refusal(status=error.status, kind="invalid_request_error", message=message)
+            code, message = "invalid_http", error.reason
+    return _Refusal(status=error.status, kind="invalid_request_error", message=message, code=code)
 
 
 async def _name_request(http: web.Request, response: web.StreamResponse) -> None:

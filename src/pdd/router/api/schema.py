@@ -170,6 +170,10 @@ def parse_completion(body: bytes) -> CompletionCall:
 
 
 def _json_object(body: bytes) -> dict[str, object]:
+    if not body.strip():
+        raise InvalidRequest(
+            "the body is empty; it must be a JSON object with the request's fields", code="invalid_json"
+        )
     try:
         value: object = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -17,6 +17,7 @@ from pdd.core.errors import ConfigError, InvalidRequest
 from pdd.core.ids import TokenId
 from pdd.engine.catalog import TextAssets
 from pdd.router.api.schema import Message
+from pdd.router.api.special_text import SpecialText, encode
 
 _LONG_TEXT_CHARACTERS = 4096
 """About a millisecond of encoding: longer texts leave the event loop."""
@@ -25,12 +26,13 @@ _LONG_TEXT_CHARACTERS = 4096
 class TextCodec:
     """One model's text side; shared by all requests."""
 
-    __slots__ = ("_assets", "_special_ids", "_template")
+    __slots__ = ("_assets", "_special_ids", "_special_text", "_template")
 
     def __init__(self, assets: TextAssets) -> None:
         """Raises ConfigError when the model's chat template is not a valid one."""
         self._assets = assets
         self._template = _compile(assets.chat_template)
+        self._special_text = SpecialText(assets.tokenizer)
         added = assets.tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(index for index, token in added.items() if token.special)
 
@@ -44,14 +46,18 @@ class TextCodec:
         return token in self._special_ids
 
     def render_chat(self, messages: Sequence[Message]) -> str:
-        """The conversation as the model wants to read it, up to where its answer begins.
+        """The conversation as the model wants to read it, up to where its answer begins; for ``encode``, not for people.
+
+        Texts of special tokens in messages are masked (``special_text``): only the template writes special tokens.
 
         Raises:
             InvalidRequest: the template refuses this conversation (an order of roles, for example).
         """
         try:
             return self._template.render(
-                messages=[{"role": message.role, "content": message.content} for message in messages],
+                messages=[
+                    {"role": message.role, "content": self._special_text.mask(message.content)} for message in messages
+                ],
                 add_generation_prompt=True,
                 bos_token=self._assets.bos_token or "",
                 eos_token=self._assets.eos_token or "",
@@ -63,14 +69,20 @@ class TextCodec:
             ) from error
 
     async def encode(self, text: str) -> tuple[TokenId, ...]:
-        """The IDs of exactly this text; nothing is added around it."""
+        """The IDs of exactly this part of a rendered conversation; nothing is added around it."""
         if len(text) < _LONG_TEXT_CHARACTERS:
-            return _encode(self._assets.tokenizer, text)
-        return await asyncio.to_thread(_encode, self._assets.tokenizer, text)
+            return self._special_text.encode(text)
+        return await asyncio.to_thread(self._special_text.encode, text)
 
     async def encode_document(self, text: str) -> tuple[TokenId, ...]:
-        """The IDs of a text that starts a sequence, with the model's beginning-of-sequence token if it wants one."""
-        ids = await self.encode(text)
+        """The IDs of a text that starts a sequence, with the model's beginning-of-sequence token if it wants one.
+
+        Whoever writes documents may write special tokens into them.
+        """
+        if len(text) < _LONG_TEXT_CHARACTERS:
+            ids = encode(self._assets.tokenizer, text)
+        else:
+            ids = await asyncio.to_thread(encode, self._assets.tokenizer, text)
         bos = self._assets.bos_token
         if not self._assets.add_bos or bos is None:
             return ids
@@ -133,11 +145,6 @@ def _compile(template: str) -> jinja2.Template:
 def _raise_exception(message: str) -> None:
     """What chat templates call to refuse a conversation."""
     raise jinja2.TemplateError(message)
-
-
-def _encode(tokenizer: Tokenizer, text: str) -> tuple[TokenId, ...]:
-    # As a batch of one: only batches let go of the interpreter lock, and a long text takes seconds.
-    return tuple(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 def _token_id(tokenizer: Tokenizer, token: str) -> TokenId:
