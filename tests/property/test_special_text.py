@@ -95,3 +95,10 @@ def test_a_special_token_that_is_a_word_of_the_vocabulary_is_spelled_out() -> No
     assert tokenizer.encode("<end>").ids == [6]
     assert text.encode(text.mask("<end>")) == (0, 1, 2, 3, 4)
     assert text.encode("<end>") == (6,)
+
+
+def test_a_tokenizer_without_special_tokens_leaves_everything_as_it_is() -> None:
+    tokenizer = Tokenizer(models.WordLevel({letter: index for index, letter in enumerate(MARKS)}, unk_token=MARKS[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    text = SpecialText(tokenizer)
+    assert text.encode(text.mask(MARKS)) == tuple(tokenizer.encode(MARKS).ids)
