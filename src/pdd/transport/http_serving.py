@@ -36,6 +36,13 @@ _BACKLOG = 1024
 _LINGER = Seconds(2.0)
 """How long the rest of a body is read that nobody wants, so that the client gets to read the answer."""
 
+_CODINGS = frozenset({"identity", "gzip", "deflate"})
+_WRONG_CODING = (
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    "bodies are taken plain, or compressed by gzip or deflate",
+    "unsupported_encoding",
+)
+
 Serve = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
@@ -146,6 +153,8 @@ class _Door:
         assert isinstance(connection, _Connection)
         connection.request_begun(request.content)
         try:
+            if request.headers.get("Content-Encoding", "identity").lower() not in _CODINGS:
+                return _refusal(*_WRONG_CODING)
             return await self._serve(request)
         except web.HTTPException as error:
             # Raised before the application's own handlers: an expectation that nobody can meet.
@@ -251,7 +260,11 @@ class _Connection(web.RequestHandler):
 
     def log_exception(self, *args: object, **kw: object) -> None:
         error = kw.get("exc_info")
-        cause = error if isinstance(error, BaseException) and not isinstance(error, HttpProcessingError) else None
+        if isinstance(error, web.RequestPayloadError | HttpProcessingError):
+            # What is left of a body that the application gave up is no better than what it saw.
+            self._door.log_refusal(type(error).__name__, self.peer)
+            return
+        cause = error if isinstance(error, BaseException) else None
         _logger.error("http_connection_failed what=%r", args[:1], exc_info=cause)
 
 
@@ -261,8 +274,7 @@ def _what_is_wrong(error: HttpProcessingError) -> tuple[HTTPStatus, str, str]:
             message = "the request's first line or one of its headers is too long"
             return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, "head_too_large"
         case ContentEncodingError():
-            message = "bodies are taken plain, or compressed by gzip or deflate"
-            return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, "unsupported_encoding"
+            return _WRONG_CODING
         case _:
             return HTTPStatus.BAD_REQUEST, "the request is not valid HTTP/1.1", "invalid_http"
 
