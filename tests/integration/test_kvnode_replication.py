@@ -306,3 +306,23 @@ async def test_a_source_whose_arena_is_full_says_so_instead_of_waiting_for_ever(
             assert await nodes["a"].write(more) == 0
             with pytest.raises(NodeFailed, match="full"):
                 await last_progress(progress)
+
+
+async def test_an_order_whose_block_was_evicted_before_it_was_sent_fails_soon(tmp_path: Path):
+    blocks = chain(2)
+    async with running_cluster(tmp_path, "a", "b", capacity=4) as nodes:
+        await nodes["b"].stop()
+        await nodes["a"].write(blocks)
+        progress = nodes["a"].client.replicate(order("o", "b", blocks))
+        await anext(progress)
+        assert await nodes["a"].write(chain(4, salt="other")) == 4
+        await nodes["b"].restart()
+        with pytest.raises(NodeFailed, match="evicted at the source"):
+            await last_progress(progress)
+        await until_idle(nodes["a"].client)
+        for name in ("before they are written", "after that"):
+            again = nodes["a"].client.replicate(order(name, "b", blocks))
+            await anext(again)
+            await nodes["a"].write(blocks)
+            await last_progress(again)
+        assert await nodes["b"].read(blocks) == 2

@@ -29,6 +29,7 @@ FAST_LINE = LineSettings(
     retry_delay=Seconds(0.02),
     stall_timeout=Seconds(0.5),
     check_interval=Seconds(0.05),
+    eviction_grace=Seconds(0.3),
 )
 FAST_CLIENT = ClientSettings(retry_delay=Seconds(0.02))
 

@@ -16,6 +16,7 @@ from pdd.protocol.arrivals import SourceKey
 from pdd.protocol.frames import MAX_CONTROL_BYTES, BlockHead, FrameKind, payload_digest
 from pdd.protocol.peer import FROM_SOURCE, FromSource, Offer, Ping, Pong, Withdraw, max_wanted_blocks
 from pdd.transport.base import ConnectionLost
+from pdd.transport.flood import LogThrottle
 from pdd.transport.tcp import SocketConnection
 from pdd.transport.together import run_together
 
@@ -43,6 +44,7 @@ class Receiver:
         self._connection = connection
         self._store = store
         self._outbox = Outbox()
+        self._throttle = LogThrottle()
 
     async def run(self) -> None:
         """Raises ConnectionLost or RemoteProtocolError, in a group: why the connection ended."""
@@ -119,7 +121,9 @@ class Receiver:
             self._store.commit(self._owner, (write,))
             return
         self._store.counters.digest_failures += 1
-        _logger.warning("damaged_block_dropped peer=%s", self._source)
+        suppressed = self._throttle.admit(Seconds(asyncio.get_running_loop().time()))
+        if suppressed is not None:
+            _logger.warning("damaged_block_dropped peer=%s suppressed=%d", self._source, suppressed)
         arrivals.damaged(self._key, head.hash)
         self._store.abort(self._owner, (write,))
 

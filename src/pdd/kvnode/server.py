@@ -26,6 +26,7 @@ from pdd.protocol.arrivals import SourceKey
 from pdd.protocol.frames import encode_control
 from pdd.protocol.peer import Hello, PeerKind
 from pdd.transport.base import ConnectionLost
+from pdd.transport.flood import LogThrottle
 from pdd.transport.tcp import SocketConnection, listen_tcp, listen_unix, tune
 
 _logger = logging.getLogger(__name__)
@@ -107,6 +108,7 @@ class _Server:
         }
         store.outlets.update(self._senders)
         self._numbers = count(1)
+        self._throttle = LogThrottle()
         self._sources: dict[NodeId, tuple[SocketConnection, asyncio.Event]] = {}
 
     async def run(self, *, tcp: socket.socket, local: socket.socket, on_ready: Callable[[], None]) -> None:
@@ -125,7 +127,7 @@ class _Server:
                 sock, _ = await loop.sock_accept(listener)
             except OSError as error:
                 # Out of descriptors, most likely: callers wait in the backlog until some are free again.
-                _logger.warning("accept_failed reason=%s", error)
+                self._log_stranger("accept_failed", str(error))
                 await asyncio.sleep(ACCEPT_RETRY_DELAY)
                 continue
             tasks.create_task(self._serve(sock, serve))
@@ -137,12 +139,17 @@ class _Server:
         except* ConnectionLost as group:
             _logger.debug("caller_gone reasons=%s", reasons(group))
         except* (RemoteProtocolError, Incompatible) as group:
-            _logger.warning("caller_dismissed reasons=%s", reasons(group))
+            self._log_stranger("caller_dismissed", reasons(group))
         except* Exception:
             # The outermost edge of a connection: whatever went wrong in it must not take the node down.
             _logger.exception("connection_failed")
         finally:
             connection.close()
+
+    def _log_stranger(self, event: str, reason: str) -> None:
+        suppressed = self._throttle.admit(Seconds(asyncio.get_running_loop().time()))
+        if suppressed is not None:
+            _logger.warning("%s reason=%r suppressed=%d", event, reason, suppressed)
 
     async def _serve_engine(self, connection: SocketConnection) -> None:
         hello = await receive_hello(connection, self._store, allowed=frozenset({PeerKind.ENGINE}))
