@@ -22,6 +22,7 @@ from tests.support.live import (
     question_of,
     right_answer,
     token_prompt,
+    until,
 )
 
 pytestmark = [pytest.mark.anyio, pytest.mark.processes, pytest.mark.timeout(120)]
@@ -44,13 +45,24 @@ def longest_gap(answer: ReceivedAnswer) -> float:
     return max(later - earlier for earlier, later in pairwise(moments))
 
 
+async def restart(deployment: Live, node: str) -> None:
+    """Kills it, and waits until everybody but the engines, who are idle, has found it again."""
+    restarts, connections = deployment.role(node).restarts, num_connections(deployment, node)
+    deployment.kill(node)
+    await deployment.until_back(node, restarts=restarts + 1)
+    await deployment.until_healthy()
+    await until(lambda: num_connections(deployment, node) > connections, f"the router's connection to {node}")
+
+
+def num_connections(deployment: Live, node: str) -> int:
+    """How often the router has connected to the node; its health is that of the engines only."""
+    return deployment.log("router").count(f"node_connected node={node} ")
+
+
 async def check_unnoticed(deployment: Live, victim: str, expected: dict[Route | None, ReceivedAnswer]) -> None:
     """Kills the idle node anew before each request: an engine that was asked since has a new connection."""
     for number, (route, in_peace) in enumerate(expected.items()):
-        before = deployment.role(victim).restarts
-        deployment.kill(victim)
-        await deployment.until_back(victim, restarts=before + 1)
-        await deployment.until_healthy()
+        await restart(deployment, victim)
         answer = await deployment.ask(question_for(deployment.topology, route, f"{victim} {number}"))
         context = f"{victim} killed, route {route}: {answer.report}"
         assert answer.token_ids == in_peace.token_ids, context
