@@ -62,6 +62,7 @@ class Network(Protocol):
     def line(self, source: NodeId, target: NodeId) -> MemoryLine: ...
     def order_placed(self, source: MemoryNode, target: NodeId, standing: StandingOrder) -> None: ...
     def blocks_appeared(self, node: MemoryNode, blocks: Sequence[BlockHash]) -> None: ...
+    def blocks_evicted(self, node: MemoryNode, blocks: Sequence[BlockHash]) -> None: ...
     def room_changed(self, node: MemoryNode) -> None: ...
     def node_died(self, node: MemoryNode, flows: Mapping[NodeId, Flow]) -> None: ...
     def node_came_back(self, node: MemoryNode) -> None: ...
@@ -217,10 +218,14 @@ class MemoryNode:
             opened.changed.set()
         self._network.blocks_appeared(self, blocks)
 
+    def blocks_evicted(self, blocks: Sequence[BlockHash]) -> None:
+        """Blocks had to go for others."""
+        self._network.blocks_evicted(self, blocks)
+
     def _flow(self, target: NodeId) -> Flow:
         if target not in self._flows:
             line = self._network.line(self._node, target)
-            self._flows[target] = Flow(self._node, line, self._kv_format.block_bytes)
+            self._flows[target] = Flow(self._node, line, self._kv_format.block_bytes, holds=self._life.index.holds)
         return self._flows[target]
 
     def _require_life(self) -> NodeLife:
@@ -260,7 +265,9 @@ class MemoryStore:
 
     def begin_write(self, hashes: Sequence[BlockHash]) -> tuple[WriteSlot, ...]:
         """Slots for those neither held nor being written; fewer when there is no room."""
-        return self._index().begin_write(self._owner, hashes).writes
+        allocation = self._index().begin_write(self._owner, hashes)
+        self._node.blocks_evicted(allocation.evicted)
+        return allocation.writes
 
     def commit(self, slots: Sequence[WriteSlot]) -> None:
         index = self._index()

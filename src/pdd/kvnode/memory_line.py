@@ -106,7 +106,9 @@ class StandingOrder:
 class Flow:
     """What one node sends to another: its orders in turn, one block on the line at a time."""
 
-    def __init__(self, source: NodeId, line: MemoryLine, block_bytes: Bytes) -> None:
+    def __init__(
+        self, source: NodeId, line: MemoryLine, block_bytes: Bytes, *, holds: Callable[[BlockHash], bool]
+    ) -> None:
         self.line = line
         self.owner = Owner(f"arrivals from {source}")
         """Whose writes these are at the target."""
@@ -115,6 +117,7 @@ class Flow:
         self.sending = False
         self.sent_bytes = 0
         self._block_bytes = block_bytes
+        self._holds = holds
         self._acknowledged: deque[tuple[float, int]] = deque()
 
     def in_turn(self) -> list[StandingOrder]:
@@ -145,9 +148,14 @@ class Flow:
             num_acknowledged=0 if lacking is None else lacking - len(order.remaining),
             sent_bytes=Bytes(order.sent_bytes),
             rate=self._rate(),
-            backlog=Bytes(self._block_bytes * len({block for o in self.orders.values() for block in o.remaining})),
+            backlog=self._backlog(),
             done=lacking is not None and order.done,
         )
+
+    def _backlog(self) -> Bytes:
+        """What the source holds and some target still lacks: what is not here does not load the line."""
+        lacking = {block for order in self.orders.values() if order.lacking is not None for block in order.remaining}
+        return Bytes(self._block_bytes * sum(map(self._holds, lacking)))
 
     def _rate(self) -> BytesPerSecond | None:
         """Acknowledged bytes over the window, or over the time since the first of them if that is shorter."""

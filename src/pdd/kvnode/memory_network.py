@@ -27,11 +27,13 @@ class MemoryNetwork:
         local_rate: BytesPerSecond = _LOCAL_RATE,
         local_delay: Seconds = Seconds(0.0001),
         peer_patience: Seconds = Seconds(10.0),
+        eviction_grace: Seconds = Seconds(3.0),
     ) -> None:
         self._kv_format = kv_format
         self._local_rate = local_rate
         self._local_delay = local_delay
         self._peer_patience = peer_patience
+        self._eviction_grace = eviction_grace
         self._nodes: dict[NodeId, MemoryNode] = {}
         self._lines: dict[tuple[NodeId, NodeId], MemoryLine] = {}
 
@@ -80,6 +82,24 @@ class MemoryNetwork:
         for _, flow in self._flows_to(node):
             for block in blocks:
                 flow.line.after_delay(partial(flow.acknowledge, block))
+
+    def blocks_evicted(self, node: MemoryNode, blocks: Sequence[BlockHash]) -> None:
+        """Orders at ``node`` that still owe one of them fail, unless it is soon written again."""
+        for flow in node.flows.values():
+            for standing in flow.orders.values():
+                lost = [block for block in blocks if block in standing.remaining]
+                if lost:
+                    call = partial(self._fail_evicted, node, flow, standing, lost)
+                    asyncio.get_running_loop().call_later(self._eviction_grace, call)
+
+    def _fail_evicted(self, node: MemoryNode, flow: Flow, standing: StandingOrder, lost: Sequence[BlockHash]) -> None:
+        index = node.life.index
+        is_given_up = standing.lacking is not None and any(
+            block in standing.remaining and not index.holds(block) and not index.is_writing(block) for block in lost
+        )
+        if is_given_up and flow.orders.get(standing.order.order) is standing:
+            del flow.orders[standing.order.order]
+            standing.fail("a block of this order was evicted at the source before it was sent")
 
     def room_changed(self, node: MemoryNode) -> None:
         """What found no room at ``node`` may find it now."""
@@ -155,8 +175,9 @@ class MemoryNetwork:
         """A slot at the target, if the source holds the block, and the target lacks it and has room."""
         if not source.life.index.holds(block):
             return None
-        writes = target.life.index.begin_arrival(flow.owner, block).writes
-        return writes[0] if writes else None
+        allocation = target.life.index.begin_arrival(flow.owner, block)
+        self.blocks_evicted(target, allocation.evicted)
+        return allocation.writes[0] if allocation.writes else None
 
     def _send(self, source: MemoryNode, target: MemoryNode, flow: Flow, write: WriteSlot) -> None:
         payload = source.life.payload(source.life.index.slot_of(write.hash))

@@ -64,6 +64,14 @@ async def last(steps: AsyncGenerator[ReplicationProgress]) -> ReplicationProgres
     return [progress async for progress in steps][-1]
 
 
+async def failure_of(steps: AsyncGenerator[ReplicationProgress]) -> str:
+    try:
+        await last(steps)
+    except NodeFailed as error:
+        return str(error)
+    raise AssertionError("the order did not fail")
+
+
 async def kill_when_two_have_arrived(steps: AsyncGenerator[ReplicationProgress], node: MemoryNode) -> None:
     async for progress in steps:
         if progress.num_acknowledged == 2:
@@ -270,6 +278,27 @@ def test_the_rate_is_what_the_line_carries_and_the_backlog_what_is_still_owed() 
             if progress.num_acknowledged == 30:
                 assert progress.rate == pytest.approx(10 * BLOCK_BYTES, rel=0.1)
                 assert progress.backlog == 10 * BLOCK_BYTES
+
+    run(main())
+
+
+def test_an_order_whose_block_was_evicted_fails_and_owes_nothing_unless_it_is_written_again() -> None:
+    async def main() -> None:
+        pair = Pair(capacity=4)
+        write(pair.a, chain(2))
+        pair.network.cut(pair.line)
+        async with asyncio.TaskGroup() as tasks:
+            lost = tasks.create_task(failure_of(pair.a.replicate(order(chain(2), 2))))
+            saved = tasks.create_task(last(pair.a.replicate(order(chain(1), 1))))
+            await asyncio.sleep(0.1)
+            write(pair.a, chain(4, start=1000))
+            pair.network.restore(pair.line)
+            await asyncio.sleep(1.0)
+            write(pair.a, chain(1))
+        assert saved.result().done
+        assert "evicted" in lost.result()
+        assert asyncio.get_running_loop().time() < 4.0
+        assert (await pair.a.stats()).orders == 0
 
     run(main())
 
