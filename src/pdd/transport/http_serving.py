@@ -281,7 +281,13 @@ def _what_is_wrong(error: HttpProcessingError) -> tuple[HTTPStatus, str, str]:
 
 def _error_body(status: HTTPStatus, message: str, code: str) -> bytes:
     """OpenAI's error object."""
-    kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    match status:
+        case HTTPStatus.SERVICE_UNAVAILABLE:
+            kind = "service_unavailable"
+        case HTTPStatus.INTERNAL_SERVER_ERROR:
+            kind = "server_error"
+        case _:
+            kind = "invalid_request_error"
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
