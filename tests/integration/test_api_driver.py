@@ -58,11 +58,11 @@ async def nothing_is_held(world: World) -> None:
 
 @pytest.mark.parametrize("handoff", ["one_shot", "catch_up"])
 async def test_a_relayed_answer_reads_like_a_direct_one(handoff):
+    long = 400  # the line takes 170 ms for the prompt's blocks; relay decode alone would take 800 ms for the answer
     async with deployment() as (door, world):
-        relayed = await ask(
-            door, [LONG_QUESTION], pdd={"route": "relay", "handoff": handoff, "handoff_after_tokens": 20}
-        )
-        direct = await ask(door, [LONG_QUESTION], pdd={"route": "direct", "cache_salt": "cold"})
+        pins = {"route": "relay", "handoff": handoff, "handoff_after_tokens": 20}
+        relayed = await ask(door, [LONG_QUESTION], max_tokens=long, pdd=pins)
+        direct = await ask(door, [LONG_QUESTION], max_tokens=long, pdd={"route": "direct", "cache_salt": "cold"})
         await nothing_is_held(world)
     assert relayed["pdd"]["spans"][0]["role"] == "prefill"
     assert {span["role"] for span in relayed["pdd"]["spans"]} == {"prefill", "relay_decode", "main_decode"}
