@@ -107,12 +107,12 @@ async def test_hundreds_of_requests_a_third_of_them_abandoned_leave_memory_flat_
     chance = random.Random(20261130)
     async with live(topology()) as deployment:
         await ask_all(deployment, make_calls(deployment.topology, WARM_UP, chance))
-        await deployment.until_clean()
+        await deployment.until_clean(60.0)  # a transfer whose blocks were evicted is given up after half a minute
         before = memory(deployment)
         answers = await ask_all(deployment, make_calls(deployment.topology, REQUESTS - WARM_UP, chance))
-        await deployment.until_clean()
+        await deployment.until_clean(60.0)  # a transfer whose blocks were evicted is given up after half a minute
         growth = {name: grown - before[name] for name, grown in memory(deployment).items()}
-        assert all(grown <= ALLOWED_GROWTH for grown in growth.values()), growth
+        assert {role: grown for role, grown in growth.items() if grown > ALLOWED_GROWTH} == {}
         await check_arenas(deployment)
         assert len(answers) > 50
         assert [question for question, found in answers.items() if len(found) != 1] == []
