@@ -28,9 +28,9 @@ CLIENTS = 8
 MODEL = find_model("tiny-random").name
 ARENA = Bytes(2 * 1024 * 1024)
 """Room for two or three of the longest requests at a time: blocks are evicted all the time."""
-ALLOWED_GROWTH = 3 * 1024 * 1024
-"""Bytes over 500 requests, so 6 KB a request: less than one block's KV (8 KB), or the token IDs of an average prompt as Python
-integers. What allocators and caches that are still filling cost was below 1 MB when this was measured."""
+ALLOWED_GROWTH = 6 * 1024 * 1024
+"""Bytes over 500 requests, so 12 KB a request. Traced Python objects do not grow at all; what does is what allocators keep for
+eight clients at a time, in steps of up to 2 MB: 1 to 3 MB after 500 requests, 4 MB after 2,000, when this was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
