@@ -23,7 +23,7 @@ from pdd.cli.verify.cases import (
     trials_of,
 )
 from pdd.cli.verify.prompts import make_prompts
-from pdd.core.request import HandoffMode, Route
+from pdd.core.request import Route
 from tests.unit.cli.recordings import MD, RLD, P, answer, event, spans
 
 
@@ -36,23 +36,11 @@ def relayed(eager: int, main: int, *, extends: int = 0):
     return answer(rows, *(event(0.2, "extended") for _ in range(extends)))
 
 
-def test_every_prompt_has_at_least_eight_relays_and_each_of_the_cases():
-    trials = list(trials_of(1))
-    relays = [each for each in trials if each.case.is_relay]
-    assert len(relays) >= 8
-    after = [each.case.pins.handoff_after_tokens for each in relays if each.case.pins.handoff is HandoffMode.ONE_SHOT]
-    assert after == [1, 2, 15, 16, 17, 33, 64, 100]
-    assert {each.drawing for each in trials if each.case == direct_case()} == set(Drawing)
-    assert {each.drawing for each in trials if each.case == catch_up_case()} == set(Drawing)
-
-
-def test_two_prompts_together_try_each_case_greedy_and_seeded():
-    tried = {(each.case.name, each.drawing) for prompt in (1, 2) for each in trials_of(prompt)}
-    assert tried == {
-        (name, drawing)
-        for name in ("direct", "catch_up", *(f"one_shot_{after}" for after in ONE_SHOT_AFTER))
-        for drawing in Drawing
-    }
+def test_every_prompt_tries_each_case_greedy_and_seeded():
+    tried = [(each.case.name, each.drawing) for each in trials_of(1)]
+    names = ("direct", "catch_up", *(f"one_shot_{after}" for after in (1, 2, 15, 16, 17, 33, 64, 100)))
+    assert sorted(tried) == sorted((name, drawing) for name in names for drawing in Drawing)
+    assert sum(each.case.is_relay for each in trials_of(1)) >= 8
 
 
 def test_no_answer_is_longer_than_the_reference():

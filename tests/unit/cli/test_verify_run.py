@@ -82,7 +82,7 @@ async def test_an_honest_deployment_is_exact_and_each_prompt_has_its_relays():
     router, engine, done = HonestRouter(), CountingEngine(), []
     outcomes = await run_trials(setup(router, engine), PROMPTS, on_done=lambda: done.append(1))
     assert [outcome.problem for outcome in outcomes] == [None] * len(outcomes)
-    assert sum(outcome.relayed for outcome in outcomes) == 20
+    assert sum(outcome.relayed for outcome in outcomes) == 36
     assert len(done) == count_jobs(2) == len(router.questions) + len(engine.asked)
 
 

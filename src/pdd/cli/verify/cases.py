@@ -91,13 +91,9 @@ def catch_up_case() -> Case:
 
 
 def trials_of(prompt: int) -> Iterable[Trial]:
-    """A prompt's trials. One-shot cases are greedy and seeded in turn, the other way round for the next prompt."""
-    for drawing in Drawing:
-        yield Trial(prompt=prompt, case=direct_case(), drawing=drawing)
-        yield Trial(prompt=prompt, case=catch_up_case(), drawing=drawing)
-    drawings = tuple(Drawing)
-    for index, after in enumerate(ONE_SHOT_AFTER):
-        yield Trial(prompt=prompt, case=one_shot_case(after), drawing=drawings[(index + prompt) % len(drawings)])
+    """A prompt's trials: every case, greedy and seeded."""
+    cases = (direct_case(), catch_up_case(), *map(one_shot_case, ONE_SHOT_AFTER))
+    return (Trial(prompt=prompt, case=case, drawing=drawing) for drawing in Drawing for case in cases)
 
 
 def judge(trial: Trial, answer: ReceivedAnswer, reference: Sequence[TokenId]) -> Outcome:
