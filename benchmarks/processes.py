@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from time import monotonic, sleep
 
 import msgspec
 
+from pdd.cli.deploy.deployment import role_commands
 from pdd.cli.deploy.state import RoleKind, RunDirectory, run_directory
 from pdd.cli.topology.ports import resolve, write_resolved
 from pdd.core.topology import Topology
@@ -37,15 +37,14 @@ def running_roles(topology: Topology, *roles: tuple[RoleKind, str]) -> Generator
         run = run_directory(Path(folder), resolved.name)
         run.path.mkdir(mode=0o700)
         write_resolved(resolved, run.topology_file)
-        for kind, name in roles:
-            arguments = ["--topology", str(run.topology_file), "--name", name, "--state-dir", folder]
-            command = [sys.executable, "-m", "pdd.cli", kind.value, *arguments, "--log-level", "ERROR"]
-            stack.enter_context(_child(command))
+        commands = {(command.kind, command.name): command for command in role_commands(resolved, run)}
+        for role in roles:
+            stack.enter_context(_child((*commands[role].arguments, "--log-level", "ERROR")))
         yield Roles(topology=resolved, run=run)
 
 
 @contextlib.contextmanager
-def _child(command: list[str]) -> Generator[None]:
+def _child(command: tuple[str, ...]) -> Generator[None]:
     with subprocess.Popen(command) as process:
         try:
             yield
