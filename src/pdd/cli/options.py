@@ -43,6 +43,16 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_topology(parser: argparse.ArgumentParser) -> None:
+    """``--topology``: what a command that runs a deployment of its own starts."""
+    parser.add_argument(
+        "--topology",
+        default="default",
+        metavar="TOPOLOGY",
+        help="a packaged topology's name or a TOML file; needs the three roles (default: %(default)s)",
+    )
+
+
 def add_state_dir(parser: argparse.ArgumentParser) -> None:
     """``--state-dir``."""
     parser.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pdd.cli.ask.render import open_console
-from pdd.cli.options import Subparsers, add_json
+from pdd.cli.options import Subparsers, add_json, add_topology
 from pdd.cli.output import EXIT_FAILURE, print_json
 from pdd.core.request import Role
 from pdd.core.topology import LinkTable, Topology
@@ -23,12 +23,7 @@ def add_commands(commands: Subparsers) -> None:
         epilog="With --json: runs (name, route, ttft_s, ttst_s, max_itl_s, median_itl_s in seconds, p_tokens, "
         "rld_tokens, md_tokens, wan_kv_bytes in bytes, text, exact) and checks.",
     )
-    parser.add_argument(
-        "--topology",
-        default="default",
-        metavar="TOPOLOGY",
-        help="a packaged topology's name or a TOML file; needs the three roles (default: %(default)s)",
-    )
+    add_topology(parser)
     add_json(parser)
     parser.set_defaults(run=run_demo)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdd.cli.ask.render import open_console
-from pdd.cli.options import Subparsers, add_json
+from pdd.cli.options import Subparsers, add_json, add_topology
 from pdd.cli.output import EXIT_FAILURE, print_json
 from pdd.cli.verify.cases import REFERENCE_TOKENS, Outcome, exact_rate, mismatches, per_case
 from pdd.cli.verify.prompts import LONGEST_TOKENS, Prompt, make_prompts
@@ -43,12 +43,7 @@ def add_commands(commands: Subparsers) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, metavar="S", help="chooses prompts and draws, 0 or more (default: %(default)s)"
     )
-    parser.add_argument(
-        "--topology",
-        default="default",
-        metavar="TOPOLOGY",
-        help="a packaged topology's name or a TOML file; needs the three roles (default: %(default)s)",
-    )
+    add_topology(parser)
     add_json(parser)
     parser.set_defaults(run=run_verify)
 
