@@ -12,7 +12,18 @@ import msgspec
 import pytest
 
 from pdd.cli.program import build_parser
-from pdd.core.topology import EngineTable, LinkTable, NodeTable, PolicyTable, RouterTable, TenantTable, Topology
+from pdd.core.topology import (
+    AdmissionTable,
+    EngineTable,
+    HealthTable,
+    LinkTable,
+    NodeTable,
+    PolicyTable,
+    RouterTable,
+    SlaTable,
+    TenantTable,
+    Topology,
+)
 from pdd.engine.http.wire_request import GenerateBody, SamplingBody, TransferBody
 from pdd.protocol import peer
 from pdd.router.api import parameters
@@ -22,7 +33,7 @@ from pdd.telemetry.metrics import RouterMetrics
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-_NEEDS_NO_WORDS = {"nodes", "engines", "links", "router", "policy", "tenants"}
+_NEEDS_NO_WORDS = {"nodes", "engines", "links", "router", "policy", "tenants", "health", "admission", "sla"}
 
 
 def page(name: str) -> str:
@@ -56,7 +67,10 @@ def test_every_link_leads_somewhere(path: Path):
 
 
 def test_every_key_of_a_topology_is_explained():
-    tables = (Topology, NodeTable, EngineTable, LinkTable, RouterTable, TenantTable, PolicyTable)
+    tables = (
+        *(Topology, NodeTable, EngineTable, LinkTable, RouterTable),
+        *(TenantTable, PolicyTable, HealthTable, AdmissionTable, SlaTable),
+    )
     keys = [key for table in tables for key in table.__struct_fields__ if key not in _NEEDS_NO_WORDS]
     assert missing(keys, page("topology.md")) == []
 

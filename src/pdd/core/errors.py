@@ -10,8 +10,10 @@
     ├── Unauthorized            no key, or not one of ours
     ├── Unavailable             nobody can serve this now: try again after ``retry_after_s``
     │   └── CapacityExhausted   there is no room now (reservation refused, queue full)
+    │       └── TenantOverLimit this tenant has its share of the queue already; others may still come
     ├── WorkerFailed            an engine died, hung up or broke its contract in mid-request
     ├── NodeFailed              a KV node did
+    │   └── BlocksLost          the source no longer holds what was to be sent: asking again can't help
     └── ProtocolError           bytes or messages that the protocol does not allow
         ├── LocalProtocolError  ours: a programming error on this side
         ├── RemoteProtocolError theirs: the peer broke the protocol
@@ -75,6 +77,10 @@ class CapacityExhausted(Unavailable):
     """There is no room now: a reservation was refused or a queue is full."""
 
 
+class TenantOverLimit(CapacityExhausted):
+    """One tenant waits with as many requests as it may; the others are not to pay for it."""
+
+
 class WorkerFailed(PddError):
     """An engine died, hung up or broke its contract in mid-request. What it sent until then still counts."""
 
@@ -85,6 +91,12 @@ class NodeFailed(PddError):
     """A KV node died, hung up or refused."""
 
     retryable: ClassVar[bool] = True
+
+
+class BlocksLost(NodeFailed):
+    """Blocks of an order were evicted at the source before they were sent, and nobody computes them again."""
+
+    retryable: ClassVar[bool] = False
 
 
 class ProtocolError(PddError):

@@ -23,6 +23,9 @@ OrderId = NewType("OrderId", str)
 WatchId = NewType("WatchId", str)
 """One readiness watch with its reservation, unique per router lifetime."""
 
+PinId = NewType("PinId", str)
+"""One set of pinned blocks at a node, unique per router lifetime."""
+
 Salt = NewType("Salt", str)
 """What separates the cached blocks of one tenant (or one experiment) from another's."""
 

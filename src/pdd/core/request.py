@@ -23,6 +23,8 @@ class Route(StrEnum):
     """P-MD: the client waits for main decode."""
     RELAY = "relay"
     """P-RLD-MD: relay decode streams while the KV cache crosses the WAN."""
+    RELAY_ONLY = "relay_only"
+    """P-RLD: relay decode finishes the answer. Only for singular traffic, and while no main decode can be reached."""
 
 
 class HandoffMode(StrEnum):
@@ -32,6 +34,14 @@ class HandoffMode(StrEnum):
     """Relay decode stops; main decode extends all of them at once."""
     CATCH_UP = "catch_up"
     """Main decode extends batch after batch while relay decode goes on; the last, small batch is a one-shot."""
+
+
+class SendClass(StrEnum):
+    """How urgent a transfer between KV nodes is."""
+
+    NORMAL = "normal"
+    BACKGROUND = "background"
+    """Sent only while no normal block waits at the same sender."""
 
 
 class FinishReason(StrEnum):

@@ -48,6 +48,47 @@ class EngineKind(StrEnum):
     """The torch engine of this package, on the CPU, with a real small model."""
     SCRIPTED = "scripted"
     """A deterministic fake: the next token is a pure function of all tokens before it."""
+    MODELLED = "modelled"
+    """Only its time is computed, from a hardware profile and a model profile: for the simulator, never live."""
+
+
+class RouteRule(StrEnum):
+    """What decides whether a request relays. All but the first are rivals for comparison."""
+
+    MISSING_BYTES = "missing_bytes"
+    """Main decode's predicted wait for the bytes that it lacks, against the price of relay decode's room."""
+    HIT_RATE = "hit_rate"
+    """Prefill's prefix hit rate is below ``relay_hit_rate``."""
+    DIRECT = "direct"
+    """Nobody relays: cross-datacenter prefill/decode disaggregation without hiding."""
+    RELAY_ONLY = "relay_only"
+    """Whoever would relay is served in cluster A to its end. It collapses; shown, not recommended."""
+
+
+class HandoffRule(StrEnum):
+    """What decides how relay decode hands over."""
+
+    BY_LOAD = "by_load"
+    ONE_SHOT = "one_shot"
+    CATCH_UP = "catch_up"
+
+
+class FilterRule(StrEnum):
+    """What happens to singular traffic: very long input, very short output."""
+
+    OFF = "off"
+    BACKGROUND = "background"
+    """Its transfer goes on while the line is idle, and is cut when something displaces it."""
+    CUT = "cut"
+    """Its transfer is cut at once."""
+
+
+class PlacementRule(StrEnum):
+    """What decides which worker of a role gets a request."""
+
+    PREFIX = "prefix"
+    """The longest prefix at its node, against its load; conversations stay where they are."""
+    LEAST_LOADED = "least_loaded"
 
 
 class NodeTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +120,10 @@ class EngineTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Scripted engines only: how long one decoded token takes."""
     prefill_tokens_per_s: float = 2000.0
     """Scripted engines only: how fast known tokens are computed."""
+    hardware: str | None = None
+    """Modelled engines only: a hardware profile, by name or path."""
+    num_chips: int = 1
+    """Modelled engines only: chips that work as one, by tensor and expert parallelism."""
 
 
 class LinkTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,6 +145,8 @@ class TenantTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     name: str
     api_key: str
+    weight: float = 1.0
+    """Its share of a busy system, relative to the other tenants that wait."""
 
 
 class PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,6 +159,51 @@ class PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_catch_up_rounds: int = 3
     reroute_interval_s: Seconds = Seconds(0.25)
     """How often a waiting P-MD request is asked again whether it should relay."""
+    route: RouteRule = RouteRule.MISSING_BYTES
+    relay_hit_rate: float = 0.9
+    """``route = "hit_rate"`` only."""
+    handoff: HandoffRule = HandoffRule.BY_LOAD
+    one_shot_load: float = 0.75
+    """Above this share of relay decode's room in use, hand-offs are one-shot: it is released soonest."""
+    filter: FilterRule = FilterRule.BACKGROUND
+    filter_max_share: float = 0.04
+    """No more than this share of all requests is filtered."""
+    placement: PlacementRule = PlacementRule.PREFIX
+    conversation_ttl_s: Seconds = Seconds(600.0)
+    """How long after its last turn a conversation counts as alive: it keeps its place and its pins."""
+
+
+class HealthTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a worker counts as down, and as up again."""
+
+    interval_s: Seconds = Seconds(1.0)
+    timeout_s: Seconds = Seconds(2.0)
+    checks_to_down: int = 2
+    """So many failed checks in a row; a connection that is refused counts as all of them."""
+    checks_to_up: int = 1
+    breaker_failures: int = 3
+    """So many generations that broke off within ``breaker_window_s`` open the worker's circuit breaker."""
+    breaker_window_s: Seconds = Seconds(30.0)
+    breaker_open_s: Seconds = Seconds(5.0)
+    """How long it stays open at first; doubled each time that its trial fails, up to twelve times this."""
+
+
+class AdmissionTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many requests run, how many wait, and for how long."""
+
+    max_queued_requests: int = 256
+    """Requests that wait for a place behind ``max_open_requests``; more are refused."""
+    max_queue_s: Seconds = Seconds(30.0)
+    """A request that waited for so long is refused."""
+
+
+class SlaTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What users were promised; only requests within all of it count as goodput."""
+
+    ttft_s: Seconds = Seconds(10.0)
+    ttst_s: Seconds = Seconds(15.0)
+    tpot_s: Seconds = Seconds(0.1)
+    """Mean time per output token after the second."""
 
 
 class RouterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,6 +217,9 @@ class RouterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How many answer token IDs are kept per tenant for splicing into the next turn."""
     max_open_requests: int = 256
     policy: PolicyTable = PolicyTable()
+    health: HealthTable = HealthTable()
+    admission: AdmissionTable = AdmissionTable()
+    sla: SlaTable = SlaTable()
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

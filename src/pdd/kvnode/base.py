@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pdd.core.blocks import BlockHash
-from pdd.core.ids import NodeId, NodeInstance, OrderId, WatchId
+from pdd.core.ids import NodeId, NodeInstance, OrderId, PinId, WatchId
+from pdd.core.request import SendClass
 from pdd.core.units import Bytes, BytesPerSecond
 
 
@@ -20,11 +21,13 @@ class ReplicationOrder:
 
     Given before prefill begins; blocks that the target lacks follow in order, those it has or is already being sent are
     skipped. It stands until every block is at the target, it is cancelled, it fails, or the router's connection ends.
+    Its ``send_class`` can be changed later (``NodeClient.reclassify``).
     """
 
     order: OrderId
     target: NodeId
     hashes: tuple[BlockHash, ...]
+    send_class: SendClass = SendClass.NORMAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,8 @@ class ReplicationProgress:
 
     ``num_missing`` is how many of its blocks the target said it lacks (None until it has answered);
     ``num_acknowledged`` of those have been confirmed by the target. ``rate`` is the acknowledged rate to this peer over
-    the last seconds (None before anything was acknowledged), ``backlog`` what all orders together still have to send to this peer.
+    the last seconds, both classes together (None before anything was acknowledged). ``backlog`` is what all orders of the
+    normal class together still have to send to this peer, ``background_backlog`` what the others have.
     """
 
     order: OrderId
@@ -43,6 +47,7 @@ class ReplicationProgress:
     rate: BytesPerSecond | None
     backlog: Bytes
     done: bool
+    background_backlog: Bytes = Bytes(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +72,18 @@ class Readiness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """Asks a node to evict others before ``hashes``: a conversation lives, and its next turn begins with them.
+
+    A pin promises nothing else: blocks that the node does not hold are pinned when they arrive, and when only pinned ones
+    could be evicted, those of the oldest pin are. So it never makes a reservation fail.
+    """
+
+    pin: PinId
+    hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStats:
     """A node's books, for metrics, ``pdd status`` and leak checks."""
 
@@ -86,6 +103,7 @@ class NodeStats:
     """Block payload received, by peer node."""
     evictions: int
     digest_failures: int
+    pinned_blocks: int = 0
 
 
 class NodeClient(Protocol):
@@ -101,6 +119,7 @@ class NodeClient(Protocol):
 
         Raises:
             NodeFailed: the source or the target is gone and stayed gone.
+            BlocksLost: blocks that the target lacks were evicted at the source before they were sent.
             Incompatible: the target holds another KV format.
         """
         ...

@@ -67,6 +67,8 @@ class RequestReport:
 
     route: Route | None = None
     route_reason: str = ""
+    filtered: bool = False
+    queued_s: Seconds = Seconds(0.0)
     num_prompt_tokens: int = 0
     tokens_by_role: dict[Role, int] = field(default_factory=dict[Role, int])
     ttft_s: Seconds | None = None

@@ -64,6 +64,8 @@ def _engine(
     match table.kind:
         case EngineKind.SCRIPTED:
             return _scripted(context, table, model, kv_format)
+        case EngineKind.MODELLED:
+            raise ConfigError(f"engine {table.name!r} is modelled: it only computes time, for `pdd sim run`")
         case EngineKind.EMBEDDED:
             return _embedded(context, table, model, kv_format)
         case _:

@@ -22,7 +22,7 @@ from pdd.router.api.tenants import Tenants
 from pdd.router.clock import LoopClock
 from pdd.router.driver.pool import Pool, Worker
 from pdd.router.driver.service import Driver
-from pdd.router.driver.settings import DriverSettings, nominal_rates
+from pdd.router.driver.settings import driver_settings, nominal_rates
 from pdd.telemetry.metrics import RouterMetrics
 
 
@@ -40,7 +40,7 @@ async def main(context: RoleContext) -> None:
             kv_format=kv_format,
             clock=LoopClock(),
             rates=nominal_rates(topology),
-            settings=DriverSettings(policy=table.policy, max_open_requests=table.max_open_requests),
+            settings=driver_settings(table),
         )
         await held.enter_async_context(driver.running())
         application = create_app(
@@ -83,6 +83,7 @@ async def _connect_workers(
             node=nodes[engine.node],
             role=engine.role,
             cluster=engine.cluster,
+            max_batch=engine.max_batch,
         )
         for engine in topology.engines
     )

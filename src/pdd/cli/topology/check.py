@@ -232,6 +232,8 @@ def _check_kinds(topology: Topology, model: ModelEntry, refuse: Refuse) -> None:
     first = topology.engines[0]
     for index, engine in enumerate(topology.engines):
         path = f"engines[{index}].kind"
+        if engine.kind is EngineKind.MODELLED:
+            raise refuse(path, "modelled engines only compute time: `pdd sim run` takes them", value=engine.kind.value)
         if engine.kind is EngineKind.EMBEDDED and isinstance(model.weights, NoWeights):
             raise refuse(
                 path, f'model {model.name!r} has no weights; it needs kind = "scripted"', value=engine.kind.value

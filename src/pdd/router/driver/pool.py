@@ -31,6 +31,8 @@ class Worker:
     node: NodeClient
     role: Role
     cluster: str
+    max_batch: int = 16
+    """How many generations run at once; its load is measured by this."""
 
     @property
     def name(self) -> WorkerId:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pdd.core.topology import PolicyTable, Topology
+from pdd.core.topology import AdmissionTable, HealthTable, PolicyTable, RouterTable, Topology
 from pdd.core.units import BytesPerSecond, Seconds, bytes_per_second
 
 NominalRates = Mapping[frozenset[str], BytesPerSecond]
@@ -19,6 +19,8 @@ class DriverSettings:
     """Patience, bounds and the policies' settings. Every wait of the driver is bounded by one of these."""
 
     policy: PolicyTable = PolicyTable()
+    health: HealthTable = HealthTable()
+    admission: AdmissionTable = AdmissionTable()
     max_open_requests: int = 256
     """Requests open at the same time; more are refused."""
     max_spans_ahead: int = 256
@@ -49,6 +51,16 @@ class DriverSettings:
     recovery_delay: Seconds = Seconds(1.0)
     local_rate: BytesPerSecond = _LOCAL_RATE
     """Nominal rate between nodes of one cluster, where no line is declared (10 Gbit/s)."""
+
+
+def driver_settings(table: RouterTable) -> DriverSettings:
+    """What the topology says about the router."""
+    return DriverSettings(
+        policy=table.policy,
+        health=table.health,
+        admission=table.admission,
+        max_open_requests=table.max_open_requests,
+    )
 
 
 def nominal_rates(topology: Topology) -> dict[frozenset[str], BytesPerSecond]:
