@@ -34,7 +34,7 @@ def test_everything_on_purpose_has_one_root_and_says_what_it_is():
 def test_only_what_may_succeed_later_is_retryable():
     classes = inspect.getmembers(errors, inspect.isclass)
     retryable = {name for name, cls in classes if cls.retryable}
-    assert retryable == {"Unavailable", "CapacityExhausted", "WorkerFailed", "NodeFailed"}
+    assert retryable == {"Unavailable", "CapacityExhausted", "TenantOverLimit", "WorkerFailed", "NodeFailed"}
 
 
 def test_a_refused_request_names_its_field_and_has_a_stable_code():
