@@ -1,0 +1,1 @@
+"""What is asked of a simulated deployment: generated conversations, or recorded traces."""

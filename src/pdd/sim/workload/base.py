@@ -1,0 +1,60 @@
+"""One simulated request, and the token IDs that it stands for.
+
+Token IDs are kept as runs: what matters of a prompt is which part of it is the same as some other prompt's, so a stretch
+of text is one token ID, repeated. A hundred thousand tokens of prompt are a handful of numbers until they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+
+from pdd.core.ids import RequestId, TenantId, TokenId
+from pdd.core.units import Seconds
+
+Run = tuple[TokenId, int]
+"""A token ID, and how often it is repeated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimRequest:
+    """A client's request. ``answer`` is what any engine generates for it, whole; ``max_tokens`` is what is asked for.
+
+    It is sent ``arrival`` seconds after the beginning, but never before ``after`` (an earlier request) has ended and
+    ``think_s`` more have passed. The next turn of a conversation begins with prompt + answer of the one before.
+    """
+
+    request_id: RequestId
+    arrival: Seconds
+    prompt: tuple[Run, ...]
+    answer: tuple[Run, ...]
+    max_tokens: int
+    tenant: TenantId = TenantId("local")
+    after: RequestId | None = None
+    think_s: Seconds = Seconds(0.0)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return num_tokens(self.prompt)
+
+    @property
+    def num_answer_tokens(self) -> int:
+        return num_tokens(self.answer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Requests in order of arrival, and where they come from."""
+
+    name: str
+    requests: tuple[SimRequest, ...]
+
+
+def num_tokens(runs: Sequence[Run]) -> int:
+    return sum(count for _, count in runs)
+
+
+def expand(runs: Sequence[Run]) -> tuple[TokenId, ...]:
+    """The token IDs themselves."""
+    return tuple(chain.from_iterable(repeat(token, count) for token, count in runs))
