@@ -16,6 +16,8 @@ from pdd.core.units import Seconds
 Run = tuple[TokenId, int]
 """A token ID, and how often it is repeated."""
 
+SOLE_TENANT = TenantId("local")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimRequest:
@@ -30,7 +32,7 @@ class SimRequest:
     prompt: tuple[Run, ...]
     answer: tuple[Run, ...]
     max_tokens: int
-    tenant: TenantId = TenantId("local")
+    tenant: TenantId = SOLE_TENANT
     after: RequestId | None = None
     think_s: Seconds = Seconds(0.0)
 
@@ -52,6 +54,7 @@ class Workload:
 
 
 def num_tokens(runs: Sequence[Run]) -> int:
+    """How many token IDs these runs stand for."""
     return sum(count for _, count in runs)
 
 
