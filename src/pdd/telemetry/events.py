@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pdd.core.ids import RequestId
@@ -18,3 +19,7 @@ class Event:
     name: str
     request: RequestId | None = None
     fields: dict[str, Field] = field(default_factory=dict[str, Field])
+
+
+EventSink = Callable[[Event], None]
+"""Takes an event at once; never waits, never fails."""

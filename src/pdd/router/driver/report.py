@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 from pdd.core.clock import Clock
@@ -9,16 +10,19 @@ from pdd.core.ids import RequestId
 from pdd.core.request import Role
 from pdd.core.units import Seconds
 from pdd.router.base import RequestReport
-from pdd.telemetry.events import Event, Field
+from pdd.telemetry.events import Event, EventSink, Field
 
 
 class Reporter:
-    """One per request; its clock starts when it is made."""
+    """One per request; its clock starts when it is made. ``sink`` gets every event too, at the clock's own time."""
 
-    def __init__(self, request_id: RequestId, *, num_prompt_tokens: int, clock: Clock) -> None:
+    def __init__(
+        self, request_id: RequestId, *, num_prompt_tokens: int, clock: Clock, sink: EventSink | None = None
+    ) -> None:
         self.report = RequestReport(num_prompt_tokens=num_prompt_tokens)
         self._request_id = request_id
         self._clock = clock
+        self._sink = sink
         self._opened_at = clock.now()
         self._last_role: Role | None = None
         self._last_at = Seconds(0.0)
@@ -27,7 +31,10 @@ class Reporter:
 
     def note(self, name: str, **fields: Field) -> None:
         """Records an event, now."""
-        self.report.events.append(Event(at=self._elapsed(), name=name, request=self._request_id, fields=fields))
+        event = Event(at=self._elapsed(), name=name, request=self._request_id, fields=fields)
+        self.report.events.append(event)
+        if self._sink is not None:
+            self._sink(replace(event, at=self._clock.now()))
 
     def emitted(self, role: Role, num_tokens: int) -> None:
         """``num_tokens`` (at least one) tokens go to the client, now and at once."""

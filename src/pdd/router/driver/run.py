@@ -56,13 +56,16 @@ class Surroundings:
 class RequestRun:
     """One request from open to end. ``run`` is called once; the answer reads ``outbox`` and posts to ``inbox``."""
 
-    def __init__(self, request: TokenRequest, shared: Surroundings) -> None:
+    def __init__(self, request: TokenRequest, shared: Surroundings, reporter: Reporter | None = None) -> None:
+        """``reporter`` has been at work since the request was opened; None: it is opened now."""
         settings = shared.settings
         self.inbox = Inbox(max_spans=settings.max_spans_ahead)
         self.outbox = Outbox(max_spans=settings.max_spans_ahead)
         self._request = request
         self._shared = shared
-        self._reporter = Reporter(request.request_id, num_prompt_tokens=len(request.prompt), clock=shared.clock)
+        self._reporter = reporter or Reporter(
+            request.request_id, num_prompt_tokens=len(request.prompt), clock=shared.clock
+        )
         self.report = self._reporter.report
         self._relay = self._plan()
         self._tasks = asyncio.TaskGroup()
