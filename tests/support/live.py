@@ -207,8 +207,8 @@ class Live:
             assert monotonic() < deadline, f"still held after {seconds} s: {held}"
             await asyncio.sleep(_POLL_S)
 
-    async def link(self, request: LinkRequest) -> LinkState:
-        return await ask_link(Address(host=LOOPBACK, port=self.topology.link(LINK).control_port), request)
+    async def link(self, request: LinkRequest, name: str = LINK) -> LinkState:
+        return await ask_link(Address(host=LOOPBACK, port=self.topology.link(name).control_port), request)
 
 
 def _status_bytes(pid: int, key: str) -> int:

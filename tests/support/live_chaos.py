@@ -1,0 +1,394 @@
+"""Faults at random moments in a live deployment, and streams that have to survive them.
+
+``python -m tests.support.live_chaos --seconds 600`` soaks; the integration tests run it for as many streams as they have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import assert_never
+
+import msgspec
+
+from pdd.cli.ask.conversation import Question, ReceivedSpan
+from pdd.cli.deploy.state import Phase
+from pdd.core.errors import PddError, Unavailable
+from pdd.core.ids import NodeId, TokenId, WorkerId
+from pdd.core.request import Route
+from pdd.core.topology import Topology
+from pdd.core.units import Seconds
+from pdd.transport.emulate_control import Change, Cut, CutKind, Restore, Stall
+from tests.support.live import (
+    QUICK_RESTARTS,
+    Live,
+    live,
+    packaged_topology,
+    question_of,
+    right_answer,
+    token_prompt,
+    until,
+    with_policy,
+)
+
+ANSWER_LIMIT = Seconds(75.0)
+"""No stream may take longer, whatever happens meanwhile."""
+_SECOND_CLUSTER = "C"
+
+
+def doubled(topology: Topology, *, remote: str = _SECOND_CLUSTER) -> Topology:
+    """Two of each engine, each with a node of its own; the second main decode stands in a cluster and behind a line of its own."""
+    link = topology.links[0]
+    home = topology.router.cluster
+    moved = {home: home, **dict.fromkeys((c for c in link.clusters if c != home), remote)}
+    return msgspec.structs.replace(
+        topology,
+        nodes=topology.nodes
+        + tuple(
+            msgspec.structs.replace(n, name=NodeId(f"{n.name}2"), cluster=moved[n.cluster]) for n in topology.nodes
+        ),
+        engines=topology.engines
+        + tuple(
+            msgspec.structs.replace(e, name=WorkerId(f"{e.name}2"), cluster=moved[e.cluster], node=NodeId(f"{e.node}2"))
+            for e in topology.engines
+        ),
+        links=(link, msgspec.structs.replace(link, name=f"{link.name}2", clusters=(home, remote))),
+    )
+
+
+def wide_scripted(*, rate: float = 4_000_000) -> Topology:
+    """Two of everything; a prompt's KV takes some tenths of a second to cross, so that every phase lasts long enough to be hit."""
+    topology = packaged_topology(
+        "scripted",
+        rate=rate,
+        P={"prefill_tokens_per_s": 8000.0},
+        RLD={"prefill_tokens_per_s": 20_000.0},
+        MD={"prefill_tokens_per_s": 4000.0},
+    )
+    return doubled(with_policy(topology, relay_threshold_s=Seconds(0.2), catch_up_threshold_tokens=24))
+
+
+# Faults ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """kill -9; its supervisor starts it again."""
+
+    role: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """SIGSTOP, and SIGCONT later: it keeps its connections and answers nothing."""
+
+    role: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineCut:
+    link: str
+    kind: CutKind
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineStall:
+    link: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineSlow:
+    """A tenth of its rate."""
+
+    link: str
+    seconds: float
+
+
+Fault = Kill | Hang | LineCut | LineStall | LineSlow
+
+
+def faults_of_all_kinds(topology: Topology, chance: random.Random) -> Iterator[Fault]:
+    """Endless, in rounds: each round does everything once to everyone, in an order and for times left to chance."""
+    processes = [*(n.name for n in topology.nodes), *(e.name for e in topology.engines)]
+    while True:
+        once: list[Fault] = [Kill(role=role) for role in processes]
+        once += [Hang(role=role, seconds=chance.uniform(0.3, 6.0)) for role in [*processes, "router"]]
+        for link in topology.links:
+            once += [Kill(role=link.name), Hang(role=link.name, seconds=chance.uniform(0.3, 4.0))]
+            once += [LineCut(link=link.name, kind=kind, seconds=chance.uniform(0.2, 5.0)) for kind in CutKind]
+            once += [LineStall(link=link.name, seconds=chance.uniform(0.2, 4.0))]
+            once += [LineSlow(link=link.name, seconds=chance.uniform(1.0, 5.0))]
+        chance.shuffle(once)
+        yield from once
+
+
+async def inflict(deployment: Live, fault: Fault) -> None:
+    """Does it, and returns when it has been undone. What isn't running just now can't be hurt."""
+    match fault:
+        case Kill(role=role):
+            await _kill(deployment, role)
+        case Hang(role=role, seconds=seconds):
+            await _hang(deployment, role, seconds)
+        case LineCut(link=link, kind=kind, seconds=seconds):
+            await _change_line(deployment, link, Cut(kind=kind), seconds, Restore())
+        case LineStall(link=link, seconds=seconds):
+            await _change_line(deployment, link, Stall(seconds=Seconds(seconds)), seconds, Restore())
+        case LineSlow(link=link, seconds=seconds):
+            rate = deployment.topology.link(link).rate_bits_per_s
+            slow = Change(rate_bits_per_s=type(rate)(rate / 10))
+            await _change_line(deployment, link, slow, seconds, Change(rate_bits_per_s=rate))
+        case _:
+            assert_never(fault)
+
+
+async def _kill(deployment: Live, role: str) -> None:
+    before = deployment.role(role)
+    if before.phase is not Phase.READY:
+        return
+    deployment.kill(role)
+    await deployment.until_back(role, restarts=before.restarts + 1)
+
+
+async def _hang(deployment: Live, role: str, seconds: float) -> None:
+    pid = deployment.role(role).pid
+    if pid is None:
+        return
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+async def _change_line(
+    deployment: Live, link: str, change: Change | Cut | Stall, seconds: float, undo: Change | Restore
+) -> None:
+    with suppress(Unavailable):  # the emulator itself is down or hangs: then its settings are gone as well
+        await deployment.link(change, link)
+        await asyncio.sleep(seconds)
+    for _ in range(40):
+        with suppress(Unavailable):
+            await deployment.link(undo, link)
+            return
+        await asyncio.sleep(0.25)
+
+
+# Streams --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One question and the one right answer; a client with ``leaves_after`` hangs up after so many seconds."""
+
+    question: Question
+    expected: tuple[TokenId, ...]
+    leaves_after: float | None = None
+
+
+Dialogue = Sequence[Turn]
+"""Turns of one conversation: each prompt goes on where the answer before ended."""
+
+
+def scripted_dialogues(topology: Topology, chance: random.Random) -> Iterator[Dialogue]:
+    """Endless: long and short, greedy and sampled, one turn or several, some pinned to a relay, some left by their client."""
+    number = 0
+    while True:
+        number += 1
+        yield tuple(_turns(topology, chance, f"chaos-{number}", num_turns=chance.choice((1, 1, 2, 3))))
+
+
+def _turns(topology: Topology, chance: random.Random, salt: str, *, num_turns: int) -> Iterator[Turn]:
+    prompt = token_prompt(chance.choice((40, 300, 900, 1600)), seed=chance.randrange(1000))
+    seed = chance.choice((None, chance.randrange(1, 1000)))
+    for _ in range(num_turns):
+        route = Route.RELAY if chance.random() < 0.3 else None
+        question = question_of(topology, prompt, chance.randrange(20, 140), salt=salt, seed=seed, route=route)
+        expected = right_answer(question)
+        leaves_after = chance.uniform(0.05, 2.5) if chance.random() < 0.1 else None
+        yield Turn(question=question, expected=expected, leaves_after=leaves_after)
+        more = token_prompt(chance.randrange(1, 200), seed=chance.randrange(1000)).token_ids
+        prompt = type(prompt)(token_ids=(*prompt.token_ids, *expected, *more))
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What came of it all."""
+
+    answers: int = 0
+    refused: int = 0
+    """503 before the first byte; each was asked again."""
+    left: int = 0
+    broke_off: list[str] = field(default_factory=list[str])
+    """Ended by a typed error after the first token."""
+    wrong: list[str] = field(default_factory=list[str])
+    late: list[str] = field(default_factory=list[str])
+    faults: Counter[str] = field(default_factory=Counter[str])
+    log: list[str] = field(default_factory=list[str])
+    tokens_by_role: Counter[str] = field(default_factory=Counter[str])
+    handoffs: int = 0
+    longest_s: float = 0.0
+    longest_gap_s: float = 0.0
+
+    def as_object(self) -> dict[str, object]:
+        names = ("answers", "refused", "left", "broke_off", "wrong", "late", "handoffs")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "faults": dict(sorted(self.faults.items())),
+            "tokens_by_role": dict(sorted(self.tokens_by_role.items())),
+            "longest_s": round(self.longest_s, 2),
+            "longest_gap_s": round(self.longest_gap_s, 2),
+        }
+
+
+class Chaos:
+    """Runs clients beside faults. ``num_at_once`` faults overlap; with one, everything is well again before the next."""
+
+    def __init__(self, deployment: Live, *, num_clients: int, num_at_once: int, chance: random.Random) -> None:
+        self.tally = Tally()
+        self._deployment = deployment
+        self._num_clients = num_clients
+        self._num_at_once = num_at_once
+        self._chance = chance
+        self._began = time.monotonic()
+
+    async def run(
+        self, dialogues: Iterator[Dialogue], faults: Iterator[Fault], *, num_streams: int, seconds: float
+    ) -> None:
+        """Until ``num_streams`` answers are there or ``seconds`` have passed; then undoes what is under way."""
+        end = self._began + seconds
+
+        def goes_on() -> bool:
+            return self.tally.answers < num_streams and time.monotonic() < end
+
+        async with asyncio.TaskGroup() as group:
+            clients = [group.create_task(self._client(dialogues, goes_on)) for _ in range(self._num_clients)]
+            for _ in range(self._num_at_once):
+                group.create_task(self._trouble(faults, clients))
+
+    async def _trouble(self, faults: Iterator[Fault], clients: Sequence[asyncio.Task[None]]) -> None:
+        while not all(client.done() for client in clients):
+            await asyncio.sleep(self._chance.uniform(0.1, 0.8))
+            fault = next(faults)
+            self._note(str(fault))
+            await inflict(self._deployment, fault)
+            self.tally.faults[type(fault).__name__] += 1
+            if self._num_at_once == 1:
+                await self._deployment.until_healthy()
+            self._note(f"undone: {fault}")
+
+    def _note(self, what: str) -> None:
+        self.tally.log.append(f"{time.monotonic() - self._began:7.2f} {what}")
+
+    async def _client(self, dialogues: Iterator[Dialogue], goes_on: Callable[[], bool]) -> None:
+        while goes_on():
+            for turn in next(dialogues):
+                await self._ask(turn)
+
+    async def _ask(self, turn: Turn) -> None:
+        began = time.monotonic()
+        salt = turn.question.pins.cache_salt
+        try:
+            async with asyncio.timeout(turn.leaves_after or ANSWER_LIMIT):
+                await self._ask_until_taken(turn)
+        except TimeoutError:
+            if turn.leaves_after is not None:
+                self.tally.left += 1
+                return
+            self._note(f"LATE {salt}")
+            self.tally.late.append(f"{salt}: nothing after {ANSWER_LIMIT:g} s")
+        self.tally.longest_s = max(self.tally.longest_s, time.monotonic() - began)
+
+    async def _ask_until_taken(self, turn: Turn) -> None:
+        """A refusal before the first token is the documented error: the client asks again."""
+        spans: list[ReceivedSpan] = []
+        salt = turn.question.pins.cache_salt
+        while True:
+            try:
+                answer = await self._deployment.ask(turn.question, spans.append)
+            except Unavailable as refusal:
+                assert not spans, "refused after it had begun"
+                self.tally.refused += 1
+                self._note(f"refused {salt}: {refusal}")
+                await asyncio.sleep(min(refusal.retry_after_s, 0.5))
+            except PddError as error:
+                self._check(turn, spans, whole=False)
+                self._note(f"BROKE OFF {salt} after {sum(len(s.token_ids) for s in spans)} tokens: {error}")
+                self.tally.broke_off.append(f"{salt}: {error}")
+                return
+            else:
+                self.tally.answers += 1
+                self._check(turn, spans, whole=True)
+                report = answer.report
+                self.tally.tokens_by_role.update({role.value: n for role, n in report.tokens_by_role.items()})
+                self.tally.handoffs += len(report.tokens_by_role) == 3
+                return
+
+    def _check(self, turn: Turn, spans: Sequence[ReceivedSpan], *, whole: bool) -> None:
+        received = tuple(token for span in spans for token in span.token_ids)
+        due = turn.expected if whole else turn.expected[: len(received)]
+        if received != due:
+            salt = turn.question.pins.cache_salt
+            self._note(f"WRONG {salt}")
+            self.tally.wrong.append(f"{salt}: {len(received)} tokens, not the {len(due)} that were due")
+        times = [span.at for span in spans]
+        gaps = [later - before for before, later in pairwise(times)]
+        self.tally.longest_gap_s = max([self.tally.longest_gap_s, *gaps])
+
+
+async def until_at_peace(deployment: Live) -> None:
+    """Everybody is up again and nothing is held for anyone."""
+    await until(lambda: all(r.phase is Phase.READY for r in deployment.deployment.roles), "every role", seconds=60)
+    await deployment.until_healthy()
+    await deployment.until_clean(seconds=30)
+
+
+# By hand --------------------------------------------------------------------------------------------------------------
+
+
+async def _soak(arguments: argparse.Namespace) -> int:
+    chance = random.Random(arguments.seed)
+    topology = wide_scripted()
+    async with live(topology, timing=QUICK_RESTARTS) as deployment:
+        chaos = Chaos(deployment, num_clients=arguments.clients, num_at_once=arguments.at_once, chance=chance)
+        await chaos.run(
+            scripted_dialogues(topology, chance),
+            faults_of_all_kinds(topology, chance),
+            num_streams=sys.maxsize,
+            seconds=arguments.seconds,
+        )
+        await until_at_peace(deployment)
+        if arguments.logs:
+            print("\n".join(chaos.tally.log), file=sys.stderr)
+            for name in deployment.names:
+                print(f"--- {name}\n{deployment.log(name)}", file=sys.stderr)
+    print(json.dumps(chaos.tally.as_object(), indent=2))
+    return 1 if chaos.tally.wrong or chaos.tally.late else 0
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(description="Soak a live scripted deployment under random faults.")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--at-once", type=int, default=1, help="faults that overlap")
+    parser.add_argument("--logs", action="store_true", help="show what happened, and every role's log")
+    return asyncio.run(_soak(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
