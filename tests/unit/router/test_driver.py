@@ -490,7 +490,8 @@ def test_a_request_that_main_decodes_node_can_never_hold_is_refused_before_its_f
 
 def test_more_open_requests_than_the_limit_are_refused() -> None:
     async def main() -> None:
-        async with running_world(replace(FAST_LINE, settings=replace(SETTINGS, max_open_requests=2))) as world:
+        no_line = replace(SETTINGS, max_open_requests=2, admission=AdmissionTable(max_queued_requests=0))
+        async with running_world(replace(FAST_LINE, settings=no_line)) as world:
             async with world.driver.open(make_request(0)), world.driver.open(make_request(1)):
                 with pytest.raises(CapacityExhausted):
                     _ = await ask(world, make_request(2))

@@ -54,18 +54,15 @@ class Surroundings:
 
 
 class RequestRun:
-    """One request from open to end. ``run`` is called once; the answer reads ``outbox`` and posts to ``inbox``."""
+    """One request from its place to its end. ``run`` is called once; the answer reads ``outbox`` and posts to ``inbox``."""
 
-    def __init__(self, request: TokenRequest, shared: Surroundings, reporter: Reporter | None = None) -> None:
-        """``reporter`` has been at work since the request was opened; None: it is opened now."""
+    def __init__(self, request: TokenRequest, shared: Surroundings, reporter: Reporter) -> None:
         settings = shared.settings
         self.inbox = Inbox(max_spans=settings.max_spans_ahead)
         self.outbox = Outbox(max_spans=settings.max_spans_ahead)
         self._request = request
         self._shared = shared
-        self._reporter = reporter or Reporter(
-            request.request_id, num_prompt_tokens=len(request.prompt), clock=shared.clock
-        )
+        self._reporter = reporter
         self.report = self._reporter.report
         self._relay = self._plan()
         self._tasks = asyncio.TaskGroup()
@@ -94,7 +91,6 @@ class RequestRun:
     async def run(self) -> None:
         """Runs the request to its end; afterwards nothing of it is held anywhere, a transfer that goes on aside."""
         request = self._request
-        self._reporter.note("opened", prompt_tokens=len(request.prompt), max_tokens=request.max_tokens)
         try:
             async with self._tasks:
                 try:
@@ -111,10 +107,6 @@ class RequestRun:
             patience = self._shared.settings.release_patience
             await self._paths.let_go(keep_main=self._complete, patience=patience)
             self.report.wan_kv_bytes = self._paths.sent_over_lines()
-
-    def refuse(self, error: PddError) -> None:
-        """Instead of ``run``: the request ends before it began."""
-        self._end("refused", error)
 
     async def _live(self) -> None:
         self._carry_out(self._relay.start())

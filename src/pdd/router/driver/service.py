@@ -11,50 +11,72 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from pdd.core.clock import Clock
-from pdd.core.errors import CapacityExhausted, LocalProtocolError, Unavailable
+from pdd.core.errors import LocalProtocolError, PddError, Unavailable
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import Role
-from pdd.core.units import Bytes
+from pdd.core.units import Bytes, Seconds
 from pdd.protocol import relay
 from pdd.router.base import EmittedSpan, RequestReport, TokenRequest
 from pdd.router.driver.lines import LineBook
 from pdd.router.driver.pool import Pool, Worker
+from pdd.router.driver.report import Reporter
 from pdd.router.driver.run import CommandHook, RequestRun, Surroundings
 from pdd.router.driver.settings import DriverSettings, NominalRates
 from pdd.router.driver.transfer_desk import TransferDesk
+from pdd.router.driver.waiting_room import Place, WaitingRoom
+from pdd.telemetry.events import EventSink
 
 
 class RunningAnswer:
-    """A ``router.base.Answer`` whose request runs elsewhere, as a task of the driver."""
+    """A ``router.base.Answer`` whose request stands in line first, then runs as a task of the driver."""
 
-    def __init__(self, run: RequestRun) -> None:
-        self._run = run
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
+        self._run: RequestRun | None = None
+        self._refusal: PddError | None = None
+        self._decided = asyncio.Event()
         self._completed = False
 
     @property
     def report(self) -> RequestReport:
-        return self._run.report
+        return self.reporter.report
 
     def __aiter__(self) -> AsyncIterator[EmittedSpan]:
         return self
 
     async def __anext__(self) -> EmittedSpan:
+        await self._decided.wait()
+        if self._refusal is not None:
+            raise self._refusal
+        assert self._run is not None
         span = await self._run.outbox.receive()
         if span is None:
             raise StopAsyncIteration
         return span
 
+    def begin(self, run: RequestRun) -> None:
+        """The request has its place."""
+        self._run = run
+        self._decided.set()
+
+    def refuse(self, error: PddError) -> None:
+        """The request will not run."""
+        self.reporter.close("refused")
+        self._refusal = error
+        self._decided.set()
+
     def complete(self) -> None:
         """See ``router.base.Answer``. Idempotent."""
-        if not self._completed:
+        if self._run is not None and not self._completed:
             self._completed = True
             self._run.inbox.post_first(relay.AnswerComplete())
 
     def leave(self) -> None:
         """The reader is gone: whatever it did not take is dropped, and unless the answer is complete it is aborted."""
-        self._run.outbox.discard()
-        if not self._completed:
-            self._run.inbox.post_first(relay.ClientLeft())
+        if self._run is not None:
+            self._run.outbox.discard()
+            if not self._completed:
+                self._run.inbox.post_first(relay.ClientLeft())
 
 
 class Driver:
@@ -69,7 +91,9 @@ class Driver:
         rates: NominalRates | None = None,
         settings: DriverSettings | None = None,
         on_command: CommandHook | None = None,
+        sink: EventSink | None = None,
     ) -> None:
+        """``sink`` gets the events of all requests, at the clock's time."""
         settings = settings or DriverSettings()
         self.pool = Pool(workers, settings, clock)
         self._settings = settings
@@ -84,12 +108,14 @@ class Driver:
             settings=settings,
             on_command=on_command,
         )
+        self.room = WaitingRoom(settings, clock)
+        self._sink = sink
         self._tasks: asyncio.TaskGroup | None = None
-        self._open: list[RunningAnswer] = []
+        self._open: dict[RunningAnswer, Place] = {}
 
     @property
     def num_open(self) -> int:
-        """Requests whose context is open."""
+        """Requests whose context is open, those that wait for a place included."""
         return len(self._open)
 
     @property
@@ -122,23 +148,66 @@ class Driver:
     @asynccontextmanager
     async def open(self, request: TokenRequest) -> AsyncGenerator[RunningAnswer]:
         """See ``router.base.Service``. Iterating the answer raises what keeps the request from being served."""
-        run = RequestRun(request, self._shared)
-        answer = RunningAnswer(run)
-        refusal = self._refusal()
-        if refusal is not None:
-            run.refuse(refusal)
+        answer = RunningAnswer(self._reporter(request))
+        answer.reporter.note("opened", prompt_tokens=len(request.prompt), max_tokens=request.max_tokens)
+        tasks = self._require_tasks()
+        try:
+            self._require_workers()
+            place = self.room.enter(request)
+        except Unavailable as error:
+            answer.refuse(error)
             yield answer
             return
-        task = self._require_tasks().create_task(run.run(), name=f"request {request.request_id}")
-        self._open.append(answer)
+        task = tasks.create_task(self._serve(request, answer, place), name=f"request {request.request_id}")
+        self._open[answer] = place
         try:
             yield answer
         finally:
-            answer.leave()
+            self._abandon(answer, place)
             try:
                 await _wait_shielded(task)
             finally:
-                self._open.remove(answer)
+                del self._open[answer]
+
+    async def _serve(self, request: TokenRequest, answer: RunningAnswer, place: Place) -> None:
+        """One request's task: the line, then the run."""
+        try:
+            if await self._wait_in_line(answer, place):
+                run = RequestRun(request, self._shared, answer.reporter)
+                answer.begin(run)
+                await run.run()
+        finally:
+            self.room.leave(place)
+
+    async def _wait_in_line(self, answer: RunningAnswer, place: Place) -> bool:
+        """Whether the request may run; if not, its answer has been told why."""
+        if self.room.has_place(place):
+            return True
+        answer.reporter.note("queued", waiting=self.room.num_waiting)
+        try:
+            called = await self.room.wait(place)
+            answer.report.queued_s = Seconds(self._shared.clock.now() - place.entered_at)
+            if called:
+                self._require_workers()
+                answer.reporter.note("admitted", queued_s=round(answer.report.queued_s, 6))
+            else:
+                stopping = Unavailable("the router is stopping", retry_after_s=self._settings.retry_after)
+                answer.refuse(stopping)
+            return called
+        except Unavailable as error:
+            answer.refuse(error)
+            return False
+
+    def _abandon(self, answer: RunningAnswer, place: Place) -> None:
+        """Nobody waits for the answer any more: one that has its place ends by itself, one that stands in line leaves it."""
+        answer.leave()
+        if not self.room.has_place(place):
+            self.room.leave(place)
+
+    def _reporter(self, request: TokenRequest) -> Reporter:
+        return Reporter(
+            request.request_id, num_prompt_tokens=len(request.prompt), clock=self._shared.clock, sink=self._sink
+        )
 
     def _start(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
@@ -147,8 +216,8 @@ class Driver:
 
     def _stop(self) -> None:
         self._tasks = None
-        for answer in self._open:
-            answer.leave()
+        for answer, place in self._open.items():
+            self._abandon(answer, place)
         self._desk.stop()
         self.pool.stop()
 
@@ -157,15 +226,11 @@ class Driver:
             raise LocalProtocolError("the driver is not running")
         return self._tasks
 
-    def _refusal(self) -> Unavailable | None:
-        """Why nothing can be started now, if so."""
-        retry_after = self._settings.retry_after
-        if len(self._open) >= self._settings.max_open_requests:
-            return CapacityExhausted(f"{len(self._open)} requests are open, the limit", retry_after_s=retry_after)
+    def _require_workers(self) -> None:
+        """Raises Unavailable when nobody could begin, or go on with, a request."""
         for role, name in ((Role.PREFILL, "prefill"), (Role.MAIN_DECODE, "main decode")):
             if not self.pool.has(role):
-                return Unavailable(f"no {name} worker is up", retry_after_s=retry_after)
-        return None
+                raise self.room.nobody_is_up(f"no {name} worker is up")
 
 
 async def _wait_shielded(task: asyncio.Task[None]) -> None:

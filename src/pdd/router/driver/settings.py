@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pdd.core.ids import TenantId
 from pdd.core.topology import AdmissionTable, HealthTable, PolicyTable, RouterTable, Topology
 from pdd.core.units import BytesPerSecond, Seconds, bytes_per_second
 
@@ -22,7 +23,9 @@ class DriverSettings:
     health: HealthTable = HealthTable()
     admission: AdmissionTable = AdmissionTable()
     max_open_requests: int = 256
-    """Requests open at the same time; more are refused."""
+    """Requests that are served at the same time; more wait, as ``admission`` says."""
+    tenant_weights: Mapping[TenantId, float] = field(default_factory=dict[TenantId, float])
+    """Shares of a busy system, of the tenants that are known beforehand; any other has weight 1."""
     max_spans_ahead: int = 256
     """How far decoders may run ahead of a slow reader, in spans."""
     max_detached_transfers: int = 32
@@ -60,6 +63,7 @@ def driver_settings(table: RouterTable) -> DriverSettings:
         health=table.health,
         admission=table.admission,
         max_open_requests=table.max_open_requests,
+        tenant_weights={TenantId(tenant.name): tenant.weight for tenant in table.tenants},
     )
 
 

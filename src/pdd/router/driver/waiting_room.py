@@ -1,0 +1,143 @@
+"""Where requests wait for a place: bounded, fair between tenants, and never in silence for ever.
+
+A request gets a place at once, or stands in line for at most ``admission.max_queue_s``, or is turned away with the time
+after which it should come back. Whoever leaves, from a place or from the line, makes room for the next at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+
+from pdd.core.clock import Clock
+from pdd.core.errors import CapacityExhausted, TenantOverLimit, Unavailable
+from pdd.core.ids import TenantId
+from pdd.core.units import Seconds
+from pdd.policy.admission import DrainRate, Entry, FairLine, RetryAdvice, ShedReason
+from pdd.router.base import TokenRequest
+from pdd.router.driver.settings import DriverSettings
+
+
+class Place:
+    """A request's, or its position in the line until it is called. Give it back with ``WaitingRoom.leave``."""
+
+    def __init__(self, entry: Entry, entered_at: Seconds) -> None:
+        self.entry = entry
+        self.entered_at = entered_at
+        self.over = asyncio.Event()
+        """Waiting is: the request was called, or it has left."""
+
+
+class WaitingRoom:
+    """One per router."""
+
+    def __init__(self, settings: DriverSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._line = FairLine(
+            num_places=settings.max_open_requests,
+            max_waiting=settings.admission.max_queued_requests,
+            weights=settings.tenant_weights,
+        )
+        self._drain = DrainRate()
+        self._advice = RetryAdvice(self._drain, unmeasured=settings.admission.max_queue_s)
+        self._waiting: dict[Entry, Place] = {}
+        self._shed: Counter[ShedReason] = Counter()
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a place."""
+        return self._line.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._line.num_waiting
+
+    @property
+    def shed(self) -> Mapping[ShedReason, int]:
+        """How many requests were turned away so far."""
+        return self._shed
+
+    def enter(self, request: TokenRequest) -> Place:
+        """Takes a place or stands in line: ``wait`` tells.
+
+        Raises:
+            CapacityExhausted: the line is full.
+            TenantOverLimit: this tenant's share of it is.
+        """
+        entry = Entry(request.tenant, cost_of(request))
+        reason = self._line.why_not(request.tenant)
+        if reason is not None:
+            raise self._turned_away(reason, entry)
+        place = Place(entry, self._clock.now())
+        self._line.enter(entry)
+        if self._line.runs(entry):
+            place.over.set()
+        else:
+            self._waiting[entry] = place
+        self._drain.record(self._clock.now(), completed=0, loaded=self._line.is_saturated)
+        return place
+
+    def has_place(self, place: Place) -> bool:
+        """Whether the request was called, and has not left since."""
+        return self._line.runs(place.entry)
+
+    async def wait(self, place: Place) -> bool:
+        """True when the request has its place; False when it has left meanwhile.
+
+        Raises:
+            CapacityExhausted: it has waited for too long.
+        """
+        limit = self._settings.admission.max_queue_s
+        try:
+            async with asyncio.timeout(None if place.over.is_set() else limit):
+                await place.over.wait()
+        except TimeoutError:
+            if not self.has_place(place):
+                raise self._turned_away(ShedReason.QUEUE_TIMEOUT, place.entry) from None
+        return self.has_place(place)
+
+    def leave(self, place: Place) -> None:
+        """The request is over, or waits no more. Idempotent."""
+        completed = place.entry.cost if self.has_place(place) else 0
+        called = self._line.leave(place.entry)
+        self._drain.record(self._clock.now(), completed=completed, loaded=self._line.is_saturated)
+        self._waiting.pop(place.entry, None)
+        place.over.set()
+        if called is not None:
+            self._waiting.pop(called).over.set()
+
+    def retry_after(self) -> Seconds:
+        """What a client is told that can't be served for another reason than a full line."""
+        backlog = self._line.waiting_cost
+        least = self._settings.retry_after
+        return max(least, self._advice.wait_for(backlog)) if backlog else least
+
+    def nobody_is_up(self, message: str) -> Unavailable:
+        """Turns a request away because there is nobody to serve it."""
+        self._shed[ShedReason.NO_WORKER] += 1
+        return Unavailable(message, retry_after_s=self.retry_after())
+
+    def _turned_away(self, reason: ShedReason, entry: Entry) -> CapacityExhausted:
+        self._shed[reason] += 1
+        own = reason is ShedReason.TENANT_LIMIT
+        ahead = self._line.cost_ahead_of(entry.tenant) if own else self._line.waiting_cost
+        retry_after = self._advice.take_turn(self._clock.now(), ahead=ahead, cost=entry.cost)
+        if own:
+            return TenantOverLimit(self._tenant_message(entry.tenant), retry_after_s=retry_after)
+        return CapacityExhausted(self._message(reason), retry_after_s=retry_after)
+
+    def _message(self, reason: ShedReason) -> str:
+        line = self._line
+        if reason is ShedReason.QUEUE_TIMEOUT:
+            return f"no place became free within {self._settings.admission.max_queue_s:g} s"
+        return f"{line.num_running} requests are being served and {line.num_waiting} wait, the limit"
+
+    def _tenant_message(self, tenant: TenantId) -> str:
+        return f"{self._line.max_waiting_of(tenant)} requests of this tenant wait, its share of the queue"
+
+
+def cost_of(request: TokenRequest) -> int:
+    """What a request weighs, in tokens: its prompt, and all that it may be answered."""
+    return len(request.prompt) + request.max_tokens
