@@ -10,6 +10,7 @@ import pytest
 
 from pdd.core.errors import CapacityExhausted, ContextTooLong, LocalProtocolError, Unavailable
 from pdd.core.request import FinishReason, HandoffMode, Role, Route
+from pdd.core.topology import AdmissionTable
 from pdd.core.units import Seconds
 from pdd.engine.scripted.engine import Faults, Script
 from pdd.protocol import relay
