@@ -23,6 +23,7 @@ _COMMAND_MODULES = (
     "verify.command",
     "deploy.status",
     "deploy.link",
+    "sim.command",
     "roles.command",
     "version",
 )

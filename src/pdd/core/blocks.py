@@ -20,18 +20,41 @@ BlockHash = NewType("BlockHash", bytes)
 
 BLOCK_HASH_BYTES = 32
 _DOMAIN = b"pdd-block-v1\0"
+_TOKEN_BYTES = 4
+
+
+class NamedTokens(tuple[TokenId, ...]):  # noqa: SLOT001 - tuples can have none
+    """Tokens that know their full blocks' names: a ``BlockChain`` that begins with them need not hash them again.
+
+    For whoever names the same long prompt many times. Only what the same format and salt named counts.
+    """
+
+    root: bytes
+    hashes: tuple[BlockHash, ...]
+
+    @classmethod
+    def named_by(cls, chain: BlockChain, tokens: Sequence[TokenId]) -> NamedTokens:
+        """``tokens`` are all that ``chain`` has hashed, or its beginning."""
+        named = cls(tokens)
+        named.root = chain.root
+        named.hashes = chain.hashes[: len(named) // chain.block_tokens]
+        return named
 
 
 class BlockChain:
     """Hashes a growing sequence: append tokens, read the hashes of its full blocks. Appending costs only what is new."""
 
-    __slots__ = ("_block_tokens", "_hashes", "_root", "_tail")
+    __slots__ = ("_hashes", "_tail", "block_tokens", "root")
 
     def __init__(self, kv_format: KvFormat, salt: Salt, tokens: Sequence[TokenId] = ()) -> None:
-        self._block_tokens = kv_format.block_tokens
-        self._root = hashlib.sha256(_DOMAIN + kv_format.fingerprint + salt.encode()).digest()
+        self.block_tokens = kv_format.block_tokens
+        self.root = hashlib.sha256(_DOMAIN + kv_format.fingerprint + salt.encode()).digest()
+        """What stands for the format and the salt: the first block's parent."""
         self._hashes: list[BlockHash] = []
         self._tail: list[TokenId] = []
+        if isinstance(tokens, NamedTokens) and tokens.root == self.root:
+            self._hashes.extend(tokens.hashes)
+            tokens = tokens[len(tokens.hashes) * self.block_tokens :]
         self.append(tokens)
 
     @property
@@ -43,14 +66,24 @@ class BlockChain:
         """Extends the sequence; returns the hashes of the blocks that this completed."""
         self._tail.extend(tokens)
         before = len(self._hashes)
-        size = self._block_tokens
-        num_full = len(self._tail) // size
-        for index in range(num_full):
-            parent = self._hashes[-1] if self._hashes else self._root
-            block = self._tail[index * size : (index + 1) * size]
-            self._hashes.append(BlockHash(hashlib.sha256(_DOMAIN + parent + _u32_le(block)).digest()))
-        del self._tail[: num_full * size]
+        num_whole = len(self._tail) - len(self._tail) % self.block_tokens
+        self._append_whole(_u32_le(self._tail[:num_whole]))
+        del self._tail[:num_whole]
         return tuple(self._hashes[before:])
+
+    def append_packed(self, packed: bytes) -> None:
+        """The same for many tokens as little-endian u32, the form in which they are hashed."""
+        packed = _u32_le(self._tail) + packed
+        cut = len(packed) - len(packed) % (_TOKEN_BYTES * self.block_tokens)
+        self._append_whole(packed[:cut])
+        self._tail = list(struct.unpack(f"<{(len(packed) - cut) // _TOKEN_BYTES}I", packed[cut:]))
+
+    def _append_whole(self, packed: bytes) -> None:
+        size = _TOKEN_BYTES * self.block_tokens
+        parent = self._hashes[-1] if self._hashes else self.root
+        for start in range(0, len(packed), size):
+            parent = hashlib.sha256(_DOMAIN + parent + packed[start : start + size]).digest()
+            self._hashes.append(BlockHash(parent))
 
 
 def block_hashes(kv_format: KvFormat, salt: Salt, tokens: Sequence[TokenId]) -> tuple[BlockHash, ...]:

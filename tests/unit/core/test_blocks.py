@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pdd.core.blocks import BLOCK_HASH_BYTES, BlockChain, block_hashes
+from pdd.core.blocks import BLOCK_HASH_BYTES, BlockChain, NamedTokens, block_hashes
 from pdd.core.kv_format import DType, uniform_attention_format
 
 FORMAT = uniform_attention_format(
@@ -102,3 +102,34 @@ def test_appending_returns_the_names_it_completed():
 def test_a_token_that_is_no_u32_has_no_name(token):
     with pytest.raises(struct.error):
         block_hashes(FORMAT, "s", [token] * 4)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 3, 4, 9, 16])
+def test_packed_tokens_are_named_as_others_are(num_tokens):
+    tokens = tuple(range(100, 100 + num_tokens))
+    chain = BlockChain(FORMAT, "t", (7, 8))
+    chain.append_packed(struct.pack(f"<{num_tokens}I", *tokens))
+    chain.append((5, 6, 7))
+    assert chain.hashes == block_hashes(FORMAT, "t", (7, 8, *tokens, 5, 6, 7))
+
+
+def test_named_tokens_lend_their_names_to_the_same_format_and_salt_only():
+    tokens = tuple(range(10))
+    named = NamedTokens.named_by(BlockChain(FORMAT, "t", tokens), tokens)
+    assert named == tokens
+    assert block_hashes(FORMAT, "t", named) == block_hashes(FORMAT, "t", tokens)
+    assert block_hashes(FORMAT, "u", named) == block_hashes(FORMAT, "u", tokens)
+    chain = BlockChain(FORMAT, "t", named)
+    chain.append((10, 11, 12))
+    assert chain.hashes == block_hashes(FORMAT, "t", (*tokens, 10, 11, 12))
+
+
+def test_named_tokens_that_begin_a_longer_chain_have_the_names_of_their_own_blocks_only():
+    chain = BlockChain(FORMAT, "t", tuple(range(20)))
+    assert NamedTokens.named_by(chain, tuple(range(10))).hashes == chain.hashes[:2]
+
+
+def test_the_names_of_named_tokens_are_really_not_computed_again():
+    named = NamedTokens.named_by(BlockChain(FORMAT, "t", tuple(range(8))), tuple(range(8)))
+    named.hashes = (b"a" * 32, b"b" * 32)
+    assert block_hashes(FORMAT, "t", named) == (b"a" * 32, b"b" * 32)
