@@ -17,6 +17,7 @@ from pdd.core.request import Role
 from pdd.core.topology import EngineTable, NodeTable, Topology
 from pdd.core.units import Seconds, bytes_per_second
 from pdd.engine.base import EngineClient
+from pdd.kvnode.base import NodeClient
 from pdd.kvnode.memory import MemoryNode
 from pdd.kvnode.memory_line import MemoryLine
 from pdd.kvnode.memory_network import MemoryNetwork
@@ -27,6 +28,9 @@ from pdd.router.driver.settings import DriverSettings, driver_settings, nominal_
 
 MakeEngine = Callable[[EngineTable, MemoryNode], EngineClient]
 """Builds an engine on its local node."""
+
+MakeClient = Callable[[MemoryNode], NodeClient]
+"""What the router is given for a node: the node itself, or something between the two."""
 
 _LOCAL_CONTROL_DELAY = Seconds(0.0001)
 
@@ -52,6 +56,7 @@ def build_world(
     kv_format: KvFormat,
     make_engine: MakeEngine,
     *,
+    make_client: MakeClient = lambda node: node,
     clock: Clock | None = None,
     settings: DriverSettings | None = None,
     on_command: CommandHook | None = None,
@@ -62,8 +67,9 @@ def build_world(
     lines = dict(_make_lines(topology))
     _join(topology, network, lines)
     engines = {table.name: make_engine(table, nodes[table.node]) for table in topology.engines}
+    clients = {name: make_client(node) for name, node in nodes.items()}
     driver = Driver(
-        [_worker(table, engines, nodes) for table in topology.engines],
+        [_worker(table, engines, clients) for table in topology.engines],
         kv_format=kv_format,
         clock=clock or LoopClock(),
         rates=nominal_rates(topology),
@@ -115,7 +121,7 @@ def _join(topology: Topology, network: MemoryNetwork, lines: Mapping[tuple[str, 
                 network.join(source.name, target.name, line)
 
 
-def _worker(table: EngineTable, engines: Mapping[WorkerId, EngineClient], nodes: Mapping[NodeId, MemoryNode]) -> Worker:
+def _worker(table: EngineTable, engines: Mapping[WorkerId, EngineClient], nodes: Mapping[NodeId, NodeClient]) -> Worker:
     return Worker(
         engine=engines[table.name],
         node=nodes[table.node],
