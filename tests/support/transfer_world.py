@@ -11,7 +11,7 @@ from pdd.core.units import Bytes, Seconds
 from pdd.index.blocks import BlockIndex, Owner
 from pdd.protocol.arrivals import Arrivals, SourceKey
 from pdd.protocol.peer import FromSource, FromTarget, Offer, Withdraw
-from pdd.protocol.transfer import OrderChanged, OrderEnded, OrderKey, Pin, Send, SourceTransfer, Standing, Unpin
+from pdd.protocol.transfer import Keep, LetGo, OrderChanged, OrderEnded, OrderKey, Send, SourceTransfer, Standing
 
 BLOCK_BYTES = Bytes(10)
 LINE = Owner("line")
@@ -109,10 +109,10 @@ class TransferWorld:
                 case Send(message=message):
                     assert source.key is not None, "a message without a line"
                     source.to_target.append(message)
-                case Pin(hash=block):
+                case Keep(hash=block):
                     if block not in source.pinned and source.index.lease(PINS, (block,)):
                         source.pinned.add(block)
-                case Unpin(hash=block):
+                case LetGo(hash=block):
                     if block in source.pinned:
                         source.pinned.discard(block)
                         source.index.release(PINS, (block,))
@@ -122,7 +122,7 @@ class TransferWorld:
                 case OrderEnded(order=order, standing=standing, failure=failure):
                     self._check_standing(standing)
                     assert order not in source.ended, "an order ended twice"
-                    source.ended[order] = failure
+                    source.ended[order] = None if failure is None else failure.reason
                     source.standings.pop(order, None)
 
     @staticmethod

@@ -1,31 +1,35 @@
 """Which blocks a node holds: slots, leases, reservations and eviction, as plain bookkeeping that moves no bytes.
 
 Every slot is *free*, *writing* (someone fills it) or *held* (complete and visible). Held blocks that nobody leases are
-evicted in least-recently-used order; a chain is always touched from its end to its start, so that deeper blocks go
-before their parents. *Room* is what a writer could get: free slots and evictable ones.
+evictable (``index.eviction`` says in which order); a chain is always touched from its end to its start, so that deeper
+blocks go before their parents. *Room* is what a writer could get: free slots and evictable ones.
 
 A reservation names hashes it waits for and may ask for more slots beyond them (an output budget). The named part is a
 guarantee, kept by every operation: there is room for each named block that is neither held nor being written. The
 unnamed part only keeps further reservations out: local writers may use it, since what they write is evictable at once.
+
+A pin is a wish, not a guarantee: its blocks go after all others. So it takes no room from anybody.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType
 
 from pdd.core.blocks import BlockHash
 from pdd.core.errors import CapacityExhausted, ContextTooLong, LocalProtocolError
 from pdd.core.units import Seconds
+from pdd.index.eviction import EvictionOrder, Owner
 
-Owner = NewType("Owner", str)
-"""Who holds leases, writes or a reservation: a connection, a watch or an order. Everything of an owner ends with it."""
+__all__ = ["RETRY_AFTER", "Allocation", "BlockIndex", "Owner", "WriteSlot"]
 
 RETRY_AFTER = Seconds(1.0)
 """What a refused reservation suggests: room appears when a running request ends, about once a second on a busy node."""
+
+_PIN_NAMES_PER_SLOT = 4
+"""Pins may name so many blocks in all, held or not; beyond that the oldest is forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +85,15 @@ class BlockIndex:
         self._free = deque(range(capacity))
         self._held: dict[BlockHash, int] = {}
         self._writing: dict[BlockHash, int] = {}
-        self._evictable: OrderedDict[BlockHash, None] = OrderedDict()
+        self._evictable = EvictionOrder()
         self._leases: dict[Owner, Counter[BlockHash]] = {}
         self._writes: dict[Owner, set[int]] = {}
         self._reservations: dict[Owner, _Reservation] = {}
         self._wanted: dict[BlockHash, set[Owner]] = {}
         self._num_unnamed = 0
         self._num_wanted_writing = 0
+        self.num_pinned = 0
+        """Held blocks that a pin names."""
 
     # --- questions
 
@@ -165,9 +171,10 @@ class BlockIndex:
         return Allocation(writes=tuple(writes), evicted=tuple(evicted), refused=tuple(refused))
 
     def _evict_oldest(self, evicted: list[BlockHash]) -> int:
-        block, _ = self._evictable.popitem(last=False)
+        block = self._evictable.pop()
         evicted.append(block)
         self.evictions += 1
+        self.num_pinned -= self._evictable.is_pinned(block)
         return self._held.pop(block)
 
     def _start_writing(self, owner: Owner, block: BlockHash, index: int) -> WriteSlot:
@@ -186,7 +193,8 @@ class BlockIndex:
         slot = self._slots[write.slot]
         slot.state = _State.HELD
         self._held[write.hash] = write.slot
-        self._evictable[write.hash] = None
+        self._evictable.add(write.hash)
+        self.num_pinned += self._evictable.is_pinned(write.hash)
         for waiting in sorted(self._wanted.pop(write.hash, ())):
             self._lease_one(waiting, write.hash)
             self._advance(self._reservations[waiting], write.hash)
@@ -240,7 +248,7 @@ class BlockIndex:
     def _lease_one(self, owner: Owner, block: BlockHash) -> None:
         self._leases.setdefault(owner, Counter())[block] += 1
         self._slots[self._held[block]].num_leases += 1
-        self._evictable.pop(block, None)
+        self._evictable.discard(block)
 
     def release(self, owner: Owner, hashes: Sequence[BlockHash]) -> None:
         """Ends one lease of each of ``hashes``.
@@ -263,13 +271,29 @@ class BlockIndex:
         slot = self._slots[self._held[block]]
         slot.num_leases -= 1
         if not slot.num_leases:
-            self._evictable[block] = None
+            self._evictable.add(block)
 
     def touch(self, hashes: Sequence[BlockHash]) -> None:
         """Marks a chain as just used; its first block becomes the last to go."""
         for block in reversed(hashes):
-            if block in self._evictable:
-                self._evictable.move_to_end(block)
+            self._evictable.touch(block)
+
+    # --- pins
+
+    def pin(self, owner: Owner, hashes: Sequence[BlockHash]) -> None:
+        """Evict all others before these blocks, now or when they come; replaces the pin that this owner had."""
+        self.unpin(owner)
+        chain = tuple(dict.fromkeys(hashes))[: self.capacity]
+        self.num_pinned += sum(block in self._held and not self._evictable.is_pinned(block) for block in chain)
+        self._evictable.pin(owner, chain)
+        while self._evictable.num_named > _PIN_NAMES_PER_SLOT * self.capacity:
+            self.unpin(self._evictable.oldest_pin())
+
+    def unpin(self, owner: Owner) -> tuple[BlockHash, ...]:
+        """Ends the owner's pin, if it has one; its blocks are the next to go. Returns what it named."""
+        chain = self._evictable.unpin(owner)
+        self.num_pinned -= sum(block in self._held and not self._evictable.is_pinned(block) for block in chain)
+        return chain
 
     # --- reservations
 
@@ -336,10 +360,13 @@ class BlockIndex:
     # --- the end of an owner
 
     def release_owner(self, owner: Owner) -> tuple[BlockHash, ...]:
-        """Ends all that an owner has: its writes (returned: the hashes that now nobody writes), reservation and leases."""
+        """Ends all that an owner has, a pin among it, and counts its blocks as just used.
+
+        Returns the hashes that it was writing and that nobody writes any more.
+        """
         aborted = tuple(self._abort_index(owner, index) for index in sorted(self._writes.get(owner, ())))
         reservation = self._reservations.pop(owner, None)
-        chain: tuple[BlockHash, ...] = ()
+        chain = self.unpin(owner)
         if reservation is not None:
             chain = reservation.hashes
             self._num_unnamed -= reservation.num_unnamed
@@ -379,6 +406,9 @@ class BlockIndex:
             assert (block in self._evictable) == (leased[block] == 0)
         assert set(leased) <= set(self._held)
         assert len(self._evictable) + len(leased) == len(self._held)
+        assert self.num_pinned == sum(self._evictable.is_pinned(block) for block in self._held)
+        assert self._evictable.num_named <= _PIN_NAMES_PER_SLOT * self.capacity
+        self._evictable.check_integrity()
         assert {i for indices in self._writes.values() for i in indices} == set(self._writing.values())
         self._check_reservations()
 

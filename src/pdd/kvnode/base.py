@@ -119,13 +119,20 @@ class NodeClient(Protocol):
 
         Raises:
             NodeFailed: the source or the target is gone and stayed gone.
-            BlocksLost: blocks that the target lacks were evicted at the source before they were sent.
+            BlocksLost: a block that the target lacks was evicted at the source before it was sent, or found no room there.
             Incompatible: the target holds another KV format.
         """
         ...
 
     async def cancel(self, order: OrderId) -> None:
         """Ends an order; unknown or ended orders are ignored. Blocks already at the target stay there."""
+        ...
+
+    async def reclassify(self, order: OrderId, send_class: SendClass) -> None:
+        """The order goes on in another class; unknown or ended orders are ignored.
+
+        Raises NodeFailed: the node is gone, and the order with it.
+        """
         ...
 
     def watch(self, watch: Watch) -> AsyncGenerator[Readiness]:
@@ -136,6 +143,17 @@ class NodeClient(Protocol):
             ContextTooLong: it could never be met by this arena.
             NodeFailed: the node is gone; its reservation and leases are gone with it.
         """
+        ...
+
+    async def pin(self, pin: Pin) -> None:
+        """Pins blocks, until ``unpin``; a pin of the same name is replaced. It ends with this router's connection too.
+
+        Raises NodeFailed: the node is gone.
+        """
+        ...
+
+    async def unpin(self, pin: PinId) -> None:
+        """Ends a pin: its blocks are the next to be evicted. Unknown ones are ignored, as is a node that is gone."""
         ...
 
     async def stats(self) -> NodeStats:

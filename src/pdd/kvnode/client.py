@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar, assert_never
 
 from pdd.core.errors import (
+    BlocksLost,
     CapacityExhausted,
     ContextTooLong,
     Incompatible,
@@ -19,12 +20,13 @@ from pdd.core.errors import (
     PddError,
     RemoteProtocolError,
 )
-from pdd.core.ids import NodeId, NodeInstance, OrderId
+from pdd.core.ids import NodeId, NodeInstance, OrderId, PinId
 from pdd.core.kv_format import KvFormat
+from pdd.core.request import SendClass
 from pdd.core.topology import Address
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.index.blocks import RETRY_AFTER
-from pdd.kvnode.base import NodeStats, Readiness, ReplicationOrder, ReplicationProgress, Watch
+from pdd.kvnode.base import NodeStats, Pin, Readiness, ReplicationOrder, ReplicationProgress, Watch
 from pdd.kvnode.handshake import check_is_control, greet, hello
 from pdd.kvnode.outbox import Outbox
 from pdd.kvnode.receiver import watch_silence
@@ -39,11 +41,14 @@ from pdd.protocol.peer import (
     OrderFailed,
     OrderProgress,
     PeerKind,
+    PinBlocks,
     Ping,
     PlaceOrder,
     Pong,
+    ReclassifyOrder,
     StartWatch,
     StatsAnswer,
+    UnpinBlocks,
     WatchReady,
     WatchRefused,
     Welcome,
@@ -93,6 +98,8 @@ class _Failure:
                 return CapacityExhausted(self.reason, retry_after_s=RETRY_AFTER)
             case ErrorKind.CONTEXT_TOO_LONG:
                 return ContextTooLong(self.reason, code="context_length_exceeded")
+            case ErrorKind.BLOCKS_LOST:
+                return BlocksLost(self.reason)
             case _:
                 assert_never(self.kind)
 
@@ -290,7 +297,7 @@ class TcpNodeClient:
             raise LocalProtocolError(f"order {order.order} is placed already")
         stream = session.orders[order.order] = _Stream[OrderProgress]()
         try:
-            session.outbox.put(PlaceOrder(order=order.order, target=order.target, hashes=order.hashes))
+            session.outbox.put(_placing(order))
             while True:
                 message = await stream.next()
                 yield _progress(message)
@@ -305,6 +312,18 @@ class TcpNodeClient:
             session.outbox.put(CancelOrder(order=order))
             if order in session.orders:
                 session.orders[order].fail(_Failure(ErrorKind.NODE_FAILED, f"order {order} was cancelled"))
+
+    async def reclassify(self, order: OrderId, send_class: SendClass) -> None:
+        session = await self._current()
+        session.outbox.put(ReclassifyOrder(order=order, send_class=send_class))
+
+    async def pin(self, pin: Pin) -> None:
+        session = await self._current()
+        session.outbox.put(PinBlocks(pin=pin.pin, hashes=pin.hashes))
+
+    async def unpin(self, pin: PinId) -> None:
+        if self._session is not None:
+            self._session.outbox.put(UnpinBlocks(pin=pin))
 
     async def watch(self, watch: Watch) -> AsyncGenerator[Readiness]:
         session = await self._current()
@@ -354,6 +373,7 @@ class TcpNodeClient:
             received_bytes=answer.received_bytes,
             evictions=answer.evictions,
             digest_failures=answer.digest_failures,
+            pinned_blocks=answer.pinned_blocks,
         )
 
 
@@ -389,5 +409,10 @@ def _progress(message: OrderProgress) -> ReplicationProgress:
         sent_bytes=Bytes(message.sent_bytes),
         rate=None if message.rate is None else BytesPerSecond(message.rate),
         backlog=Bytes(message.backlog),
+        background_backlog=Bytes(message.background_backlog),
         done=message.done,
     )
+
+
+def _placing(order: ReplicationOrder) -> PlaceOrder:
+    return PlaceOrder(order=order.order, target=order.target, hashes=order.hashes, send_class=order.send_class)

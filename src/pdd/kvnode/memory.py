@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdd.core.blocks import BlockHash
-from pdd.core.errors import LocalProtocolError, NodeFailed
-from pdd.core.ids import NodeId, NodeInstance, OrderId, WatchId, WorkerId
+from pdd.core.errors import BlocksLost, LocalProtocolError, NodeFailed
+from pdd.core.ids import NodeId, NodeInstance, OrderId, PinId, WatchId, WorkerId
 from pdd.core.kv_format import KvFormat
+from pdd.core.request import SendClass
 from pdd.core.units import Bytes, Seconds
 from pdd.index.blocks import BlockIndex, Owner, WriteSlot
-from pdd.kvnode.base import NodeStats, Readiness, ReplicationOrder, ReplicationProgress, Watch
+from pdd.kvnode.base import NodeStats, Pin, Readiness, ReplicationOrder, ReplicationProgress, Watch
 from pdd.kvnode.memory_line import Flow, MemoryLine, StandingOrder
 
 
@@ -94,14 +95,14 @@ class MemoryNode:
         await asyncio.sleep(self.control_delay)
         self._require_same(life)
         flow = self._flow(order.target)
-        standing = StandingOrder(order, dict.fromkeys(order.hashes))
+        standing = StandingOrder(order, dict.fromkeys(order.hashes), order.send_class)
         flow.orders[order.order] = standing
         self._network.order_placed(self, order.target, standing)
         last: ReplicationProgress | None = None
         while True:
             standing.changed.clear()
             if standing.failure is not None:
-                raise NodeFailed(standing.failure)
+                raise BlocksLost(standing.failure) if standing.is_lost else NodeFailed(standing.failure)
             progress = flow.progress(standing)
             if progress != last:
                 last = progress
@@ -118,6 +119,29 @@ class MemoryNode:
             standing = flow.orders.pop(order, None)
             if standing is not None:
                 standing.fail("the order was cancelled")
+
+    async def reclassify(self, order: OrderId, send_class: SendClass) -> None:
+        """See ``NodeClient.reclassify``."""
+        life = self._require_life()
+        await asyncio.sleep(self.control_delay)
+        self._require_same(life)
+        for flow in self._flows.values():
+            if order in flow.orders:
+                flow.orders[order].send_class = send_class
+                flow.orders[order].changed.set()
+
+    async def pin(self, pin: Pin) -> None:
+        """See ``NodeClient.pin``."""
+        life = self._require_life()
+        await asyncio.sleep(self.control_delay)
+        self._require_same(life)
+        life.index.pin(Owner(f"pin {pin.pin}"), pin.hashes)
+
+    async def unpin(self, pin: PinId) -> None:
+        """See ``NodeClient.unpin``."""
+        life = self._life
+        await asyncio.sleep(self.control_delay)
+        life.index.unpin(Owner(f"pin {pin}"))
 
     async def watch(self, watch: Watch) -> AsyncGenerator[Readiness]:
         """See ``NodeClient.watch``."""
@@ -166,6 +190,7 @@ class MemoryNode:
             received_bytes=dict(life.received),
             evictions=index.evictions,
             digest_failures=0,
+            pinned_blocks=index.num_pinned,
         )
 
     # Faults -----------------------------------------------------------------------------------------------------------

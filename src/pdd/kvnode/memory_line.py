@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId, OrderId
+from pdd.core.request import SendClass
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.index.blocks import Owner, WriteSlot
 from pdd.kvnode.base import ReplicationOrder, ReplicationProgress
@@ -77,9 +78,11 @@ class StandingOrder:
 
     order: ReplicationOrder
     remaining: dict[BlockHash, None]
+    send_class: SendClass
     lacking: set[BlockHash] | None = None
     sent_bytes: int = 0
     failure: str | None = None
+    is_lost: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -122,7 +125,8 @@ class Flow:
 
     def in_turn(self) -> list[StandingOrder]:
         """The orders that may send now, the one whose turn it is first."""
-        return [order for order in self.orders.values() if order.lacking is not None]
+        ready = [order for order in self.orders.values() if order.lacking is not None]
+        return sorted(ready, key=lambda order: order.send_class is SendClass.BACKGROUND)
 
     def begin(self, standing: StandingOrder, write: WriteSlot) -> None:
         """A block goes out for an order, which thereby has had its turn."""
@@ -148,14 +152,20 @@ class Flow:
             num_acknowledged=0 if lacking is None else lacking - len(order.remaining),
             sent_bytes=Bytes(order.sent_bytes),
             rate=self._rate(),
-            backlog=self._backlog(),
+            backlog=self._backlog(SendClass.NORMAL),
+            background_backlog=self._backlog(SendClass.BACKGROUND),
             done=lacking is not None and order.done,
         )
 
-    def _backlog(self) -> Bytes:
+    def _backlog(self, send_class: SendClass) -> Bytes:
         """What the source holds and some target still lacks: what is not here does not load the line."""
-        lacking = {block for order in self.orders.values() if order.lacking is not None for block in order.remaining}
+        lacking = {block for order in self._of(send_class) for block in order.remaining}
+        if send_class is SendClass.BACKGROUND:
+            lacking -= {block for order in self._of(SendClass.NORMAL) for block in order.remaining}
         return Bytes(self._block_bytes * sum(map(self._holds, lacking)))
+
+    def _of(self, send_class: SendClass) -> list[StandingOrder]:
+        return [o for o in self.orders.values() if o.lacking is not None and o.send_class is send_class]
 
     def _rate(self) -> BytesPerSecond | None:
         """Acknowledged bytes over the window, or over the time since the first of them if that is shorter."""

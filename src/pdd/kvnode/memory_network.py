@@ -99,6 +99,7 @@ class MemoryNetwork:
         )
         if is_given_up and flow.orders.get(standing.order.order) is standing:
             del flow.orders[standing.order.order]
+            standing.is_lost = True
             standing.fail("a block of this order was evicted at the source before it was sent")
 
     def room_changed(self, node: MemoryNode) -> None:

@@ -1,4 +1,4 @@
-"""One router's connection at a node: its orders and watches, which all end with it."""
+"""One router's connection at a node: its orders, watches and pins, which all end with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdd.index.blocks import RETRY_AFTER, Owner
 from pdd.kvnode.handshake import check_is_control
 from pdd.kvnode.outbox import Outbox
 from pdd.kvnode.receiver import SILENCE_LIMIT, watch_frames, watch_silence
-from pdd.kvnode.sender import OrderFailure, Sender
+from pdd.kvnode.sender import Sender
 from pdd.kvnode.store import NodeStore
 from pdd.protocol.frames import MAX_CONTROL_BYTES
 from pdd.protocol.peer import (
@@ -25,21 +25,24 @@ from pdd.protocol.peer import (
     FromRouter,
     OrderFailed,
     OrderProgress,
+    PinBlocks,
     Ping,
     PlaceOrder,
     Pong,
+    ReclassifyOrder,
     StartWatch,
     StatsAnswer,
+    UnpinBlocks,
     WatchReady,
     WatchRefused,
 )
-from pdd.protocol.transfer import OrderKey, Standing
+from pdd.protocol.transfer import OrderFailure, OrderKey, Standing
 from pdd.transport.tcp import SocketConnection
 from pdd.transport.together import run_together
 
 PROGRESS_INTERVAL = Seconds(0.1)
 MAX_OPEN = 65_536
-"""Orders, and watches, that one router may have open."""
+"""Orders, watches and pins, of each, that one router may have open."""
 MAX_NAMED_BLOCKS = 2_097_152
 """Hashes that all watches of one router may name together: 256 requests of a million tokens name half as many."""
 
@@ -58,6 +61,7 @@ class RouterSession:
         self._orders: dict[str, _Order] = {}
         self._watches: dict[str, int] = {}
         """How many hashes each of them names."""
+        self._pins: dict[str, None] = {}
         self._changed: set[str] = set()
 
     async def run(self) -> None:
@@ -82,6 +86,9 @@ class RouterSession:
         for watch in self._watches:
             self._store.end_watch(self._owner(watch))
         self._watches.clear()
+        for pin in self._pins:
+            self._store.release_owner(self._pin_owner(pin))
+        self._pins.clear()
 
     async def _read(self) -> None:
         while True:
@@ -93,12 +100,18 @@ class RouterSession:
         match message:
             case PlaceOrder():
                 self._place(message)
+            case ReclassifyOrder():
+                self._reclassify(message)
             case CancelOrder(order=order):
                 self._cancel(order)
             case StartWatch():
                 self._start_watch(message)
             case EndWatch(watch=watch):
                 self._end_watch(watch)
+            case PinBlocks():
+                self._pin(message)
+            case UnpinBlocks(pin=pin):
+                self._unpin(pin)
             case AskStats(request=request):
                 self._outbox.put(self._stats(request))
             case Ping():
@@ -119,7 +132,12 @@ class RouterSession:
             return
         order = _Order(session=self, name=message.order, key=OrderKey(f"{self._key}/{message.order}"), sender=sender)
         self._orders[message.order] = order
-        sender.place(order.key, [BlockHash(block) for block in message.hashes], order)
+        sender.place(order.key, [BlockHash(block) for block in message.hashes], message.send_class, order)
+
+    def _reclassify(self, message: ReclassifyOrder) -> None:
+        order = self._orders.get(message.order)
+        if order is not None:
+            order.sender.reclassify(order.key, message.send_class)
 
     def _cancel(self, name: str) -> None:
         order = self._orders.pop(name, None)
@@ -190,6 +208,24 @@ class RouterSession:
             del self._watches[watch]
             self._store.end_watch(self._owner(watch))
 
+    # --- pins
+
+    def _pin_owner(self, pin: str) -> Owner:
+        return Owner(f"{self._key}/pin/{pin}")
+
+    def _pin(self, message: PinBlocks) -> None:
+        """One too many costs the oldest: a pin is a wish."""
+        self._pins.pop(message.pin, None)
+        self._pins[message.pin] = None
+        if len(self._pins) > MAX_OPEN:
+            self._unpin(next(iter(self._pins)))
+        self._store.pin(self._pin_owner(message.pin), [BlockHash(block) for block in message.hashes])
+
+    def _unpin(self, pin: str) -> None:
+        if pin in self._pins:
+            del self._pins[pin]
+            self._store.unpin(self._pin_owner(pin))
+
     # --- stats
 
     def _stats(self, request: int) -> StatsAnswer:
@@ -208,6 +244,7 @@ class RouterSession:
             received_bytes=dict(counters.received_bytes),
             evictions=index.evictions,
             digest_failures=counters.digest_failures,
+            pinned_blocks=index.num_pinned,
         )
 
 
@@ -260,5 +297,6 @@ class _Order:
             sent_bytes=standing.sent_bytes,
             rate=self.sender.rate(),
             backlog=self.sender.backlog,
+            background_backlog=self.sender.background_backlog,
             done=done,
         )

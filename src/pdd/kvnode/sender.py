@@ -12,6 +12,7 @@ from typing import Protocol, assert_never
 from pdd.core.blocks import BlockHash
 from pdd.core.errors import Incompatible, RemoteProtocolError
 from pdd.core.ids import NodeId
+from pdd.core.request import SendClass
 from pdd.core.topology import Address
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.index.blocks import Owner
@@ -23,14 +24,15 @@ from pdd.protocol.rate import RateMeter
 from pdd.protocol.transfer import (
     BlockToSend,
     Command,
+    Keep,
+    LetGo,
     OrderChanged,
     OrderEnded,
+    OrderFailure,
     OrderKey,
-    Pin,
     Send,
     SourceTransfer,
     Standing,
-    Unpin,
 )
 from pdd.transport.base import ConnectionLost
 from pdd.transport.tcp import SocketConnection, connect_tcp
@@ -60,6 +62,8 @@ class LineSettings:
     eviction_grace: Seconds = Seconds(3.0)
     """How long an order waits for an evicted block to be written again before it fails."""
     window_bytes: Bytes = Bytes(64 * 1024 * 1024)
+    background_window: Seconds = Seconds(0.25)
+    """At the rate of late, background blocks on the line may hold a normal one up for no longer (than one of them)."""
     rate_window: Seconds = Seconds(2.0)
 
 
@@ -69,14 +73,6 @@ MAX_NAMED_BLOCKS = 2_097_152
 
 
 _NOTHING = Standing(num_missing=None, num_acknowledged=0, sent_bytes=Bytes(0))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderFailure:
-    """Why an order ended without success."""
-
-    error: ErrorKind
-    reason: str
 
 
 class OrderListener(Protocol):
@@ -112,10 +108,9 @@ class Sender:
         self._outgoing: deque[FromSource] = deque()
         self._wake = asyncio.Event()
         self._work = asyncio.Event()
-        self._pin_owner = Owner(f"pins for {target}")
+        self._keeper = Owner(f"blocks for {target}")
         self._line_owner = Owner(f"line to {target}")
-        self._pinned: set[BlockHash] = set()
-        self._failure_kind = ErrorKind.NODE_FAILED
+        self._kept: set[BlockHash] = set()
         self._target_capacity: int | None = None
         self._unreachable_since: float | None = None
         self._stall_timeout: float = settings.stall_timeout
@@ -131,6 +126,10 @@ class Sender:
     def backlog(self) -> Bytes:
         return self._transfer.backlog
 
+    @property
+    def background_backlog(self) -> Bytes:
+        return self._transfer.background_backlog
+
     def rate(self) -> BytesPerSecond | None:
         """Acknowledged payload per second over the last busy seconds."""
         return self._meter.rate(Seconds(self._loop.time()))
@@ -138,14 +137,16 @@ class Sender:
     def standing(self, order: OrderKey) -> Standing:
         return self._transfer.standing(order)
 
-    def place(self, order: OrderKey, hashes: Sequence[BlockHash], listener: OrderListener) -> None:
+    def place(
+        self, order: OrderKey, hashes: Sequence[BlockHash], send_class: SendClass, listener: OrderListener
+    ) -> None:
         """Begins a standing order; the listener hears of it, perhaps before this returns, and perhaps that it failed."""
         failure = self._reason_to_refuse(hashes)
         if failure is not None:
             listener.ended(_NOTHING, failure)
             return
         self._listeners[order] = listener
-        self._transfer.place(order, hashes)
+        self._transfer.place(order, hashes, send_class)
         self._work.set()
         self._carry_out()
 
@@ -153,7 +154,7 @@ class Sender:
         """What could never fit is refused, and what would cost more memory to keep in mind than it is worth."""
         capacity = self._target_capacity
         if capacity is not None and len(set(hashes)) > capacity:
-            return OrderFailure(error=ErrorKind.CONTEXT_TOO_LONG, reason=self._too_large(capacity))
+            return self._too_large(capacity)
         num_named = self._transfer.num_named + len(hashes)
         num_wanted = self._transfer.num_wanted_with(hashes)
         if num_named > MAX_NAMED_BLOCKS or num_wanted > max_wanted_blocks(capacity or 0):
@@ -161,8 +162,14 @@ class Sender:
             return OrderFailure(error=ErrorKind.CAPACITY_EXHAUSTED, reason=reason)
         return None
 
-    def _too_large(self, capacity: int) -> str:
-        return f"an order names more blocks than the arena of node {self.target!r} holds: {capacity}"
+    def _too_large(self, capacity: int) -> OrderFailure:
+        reason = f"an order names more blocks than the arena of node {self.target!r} holds: {capacity}"
+        return OrderFailure(error=ErrorKind.CONTEXT_TOO_LONG, reason=reason)
+
+    def reclassify(self, order: OrderKey, send_class: SendClass) -> None:
+        """Unknown ones are ignored."""
+        self._transfer.reclassify(order, send_class)
+        self._carry_out()
 
     def cancel(self, order: OrderKey) -> None:
         """Ends an order silently; unknown ones are ignored."""
@@ -171,13 +178,8 @@ class Sender:
         self._carry_out()
 
     def _fail_all(self, error: ErrorKind, reason: str) -> None:
-        self._transfer.fail_all(reason)
-        self._carry_out_failures(error)
-
-    def _carry_out_failures(self, error: ErrorKind) -> None:
-        self._failure_kind = error
+        self._transfer.fail_all(OrderFailure(error=error, reason=reason))
         self._carry_out()
-        self._failure_kind = ErrorKind.NODE_FAILED
 
     # --- what the local index says
 
@@ -207,32 +209,31 @@ class Sender:
         match command:
             case Send(message=message):
                 self._outgoing.append(message)
-            case Pin(hash=block):
-                self._pin(block)
-            case Unpin(hash=block):
-                self._unpin(block)
+            case Keep(hash=block):
+                self._keep(block)
+            case LetGo(hash=block):
+                self._let_go(block)
             case OrderChanged(order=order, standing=standing):
                 if order in self._listeners:
                     self._listeners[order].changed(standing)
-            case OrderEnded(order=order, standing=standing, failure=reason):
-                self._end(order, standing, reason)
+            case OrderEnded(order=order, standing=standing, failure=failure):
+                self._end(order, standing, failure)
             case _:
                 assert_never(command)
 
-    def _end(self, order: OrderKey, standing: Standing, reason: str | None) -> None:
+    def _end(self, order: OrderKey, standing: Standing, failure: OrderFailure | None) -> None:
         listener = self._listeners.pop(order, None)
         if listener is not None:
-            failure = None if reason is None else OrderFailure(error=self._failure_kind, reason=reason)
             listener.ended(standing, failure)
 
-    def _pin(self, block: BlockHash) -> None:
-        if block not in self._pinned and self._store.lease(self._pin_owner, (block,)):
-            self._pinned.add(block)
+    def _keep(self, block: BlockHash) -> None:
+        if block not in self._kept and self._store.lease(self._keeper, (block,)):
+            self._kept.add(block)
 
-    def _unpin(self, block: BlockHash) -> None:
-        if block in self._pinned:
-            self._pinned.discard(block)
-            self._store.release(self._pin_owner, (block,))
+    def _let_go(self, block: BlockHash) -> None:
+        if block in self._kept:
+            self._kept.discard(block)
+            self._store.release(self._keeper, (block,))
 
     # --- the line
 
@@ -282,7 +283,6 @@ class Sender:
         connection.open_up(max_control_bytes=MAX_CONTROL_BYTES, block_bytes=None)
         self._target_capacity = answer.capacity_blocks
         self._transfer.fail_larger_than(answer.capacity_blocks, self._too_large(answer.capacity_blocks))
-        self._carry_out_failures(ErrorKind.CONTEXT_TOO_LONG)
         self._transfer.connected(answer.instance)
         self._carry_out()
         _logger.info("line_opened peer=%s instance=%s", self.target, answer.instance)
@@ -319,6 +319,7 @@ class Sender:
             if self._outgoing:
                 await connection.send(encode_control(self._outgoing.popleft()))
                 continue
+            self._transfer.background_window = Bytes(int((self.rate() or 0.0) * self._settings.background_window))
             block = self._transfer.next_block()
             if block is None:
                 self._wake.clear()

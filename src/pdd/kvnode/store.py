@@ -127,6 +127,15 @@ class NodeStore:
         self.index.release_owner(owner)
         self.settle_soon()
 
+    # --- pins
+
+    def pin(self, owner: Owner, hashes: Sequence[BlockHash]) -> None:
+        """See ``BlockIndex.pin``."""
+        self.index.pin(owner, hashes)
+
+    def unpin(self, owner: Owner) -> None:
+        self.index.unpin(owner)
+
     # --- watches
 
     def start_watch(

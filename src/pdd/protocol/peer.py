@@ -15,8 +15,9 @@ from pdd.core.blocks import BLOCK_HASH_BYTES
 from pdd.core.errors import RemoteProtocolError
 from pdd.core.ids import NodeId, NodeInstance
 from pdd.core.kv_format import KvFormat
+from pdd.core.request import SendClass
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 MAX_OFFER_HASHES = 4096
 """What one message from a source may name, so that no message keeps a node busy for long."""
@@ -202,6 +203,14 @@ class PlaceOrder(_Message, frozen=True):
     order: Name
     target: Name
     hashes: tuple[WireHash, ...]
+    send_class: SendClass
+
+
+class ReclassifyOrder(_Message, frozen=True):
+    """The order goes on in another class; unknown ones are ignored."""
+
+    order: Name
+    send_class: SendClass
 
 
 class CancelOrder(_Message, frozen=True):
@@ -224,13 +233,28 @@ class EndWatch(_Message, frozen=True):
     watch: Name
 
 
+class PinBlocks(_Message, frozen=True):
+    """``kvnode.base.Pin`` on the wire; replaces the pin of this name."""
+
+    pin: Name
+    hashes: tuple[WireHash, ...]
+
+
+class UnpinBlocks(_Message, frozen=True):
+    """Ends a pin; unknown ones are ignored."""
+
+    pin: Name
+
+
 class AskStats(_Message, frozen=True):
     """Answered by ``StatsAnswer`` with the same number."""
 
     request: int
 
 
-FromRouter = PlaceOrder | CancelOrder | StartWatch | EndWatch | AskStats | Ping
+FromRouter = (
+    PlaceOrder | ReclassifyOrder | CancelOrder | StartWatch | EndWatch | PinBlocks | UnpinBlocks | AskStats | Ping
+)
 
 
 # --- node -> router
@@ -243,6 +267,7 @@ class ErrorKind(StrEnum):
     INCOMPATIBLE = "incompatible"
     CAPACITY_EXHAUSTED = "capacity_exhausted"
     CONTEXT_TOO_LONG = "context_too_long"
+    BLOCKS_LOST = "blocks_lost"
 
 
 class OrderProgress(_Message, frozen=True):
@@ -254,6 +279,7 @@ class OrderProgress(_Message, frozen=True):
     sent_bytes: int
     rate: float | None
     backlog: int
+    background_backlog: int
     done: bool
 
 
@@ -296,6 +322,7 @@ class StatsAnswer(_Message, frozen=True):
     received_bytes: dict[str, int]
     evictions: int
     digest_failures: int
+    pinned_blocks: int
 
 
 FromNode = OrderProgress | OrderFailed | WatchReady | WatchRefused | StatsAnswer | Pong

@@ -27,6 +27,7 @@ from pdd.protocol.peer import (
     FROM_SOURCE,
     FROM_TARGET,
     HELLO,
+    PROTOCOL_VERSION,
     Hello,
     Offer,
     PeerKind,
@@ -144,10 +145,12 @@ def test_a_refusal_shows_both_formats_and_names_what_differs():
 
 
 def test_a_later_protocol_version_is_refused_by_version_even_with_fields_we_do_not_know():
-    body = msgspec.msgpack.encode({**msgspec.to_builtins(greeting(version=2), builtin_types=(bytes,)), "novelty": 1})
+    body = msgspec.msgpack.encode(
+        {**msgspec.to_builtins(greeting(version=PROTOCOL_VERSION + 1), builtin_types=(bytes,)), "novelty": 1}
+    )
     reason = reason_to_refuse(HELLO.decode(body), node=NodeId("b"), kv_format=form())
     assert reason is not None
-    assert "version 2" in reason
+    assert f"version {PROTOCOL_VERSION + 1}" in reason
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,20 @@ from pdd.core.ids import NodeInstance
 from pdd.core.units import Bytes, Seconds
 from pdd.index.blocks import BlockIndex, Owner
 from pdd.protocol.arrivals import Arrivals, SourceKey
-from pdd.protocol.peer import Deferred, Elsewhere, Have, Offer, OfferAnswer, Pong, Rejected, Stored, Want, Withdraw
-from pdd.protocol.transfer import MAX_OFFER_HASHES, Command, OrderEnded, OrderKey, Send, SourceTransfer
+from pdd.protocol.peer import (
+    Deferred,
+    Elsewhere,
+    ErrorKind,
+    Have,
+    Offer,
+    OfferAnswer,
+    Pong,
+    Rejected,
+    Stored,
+    Want,
+    Withdraw,
+)
+from pdd.protocol.transfer import MAX_OFFER_HASHES, Command, OrderEnded, OrderFailure, OrderKey, Send, SourceTransfer
 from tests.support.transfer_world import BLOCK_BYTES, ENGINE, TransferWorld
 
 ORDER, OTHER = OrderKey("order"), OrderKey("other")
@@ -40,7 +52,11 @@ def sent(commands: list[Command]) -> list[object]:
 
 
 def ended(commands: list[Command]) -> dict[OrderKey, str | None]:
-    return {command.order: command.failure for command in commands if isinstance(command, OrderEnded)}
+    return {
+        command.order: None if command.failure is None else command.failure.reason
+        for command in commands
+        if isinstance(command, OrderEnded)
+    }
 
 
 def lacked(transfer: SourceTransfer, *, offer: int = 1, indices: tuple[int, ...]) -> list[Command]:
@@ -360,7 +376,7 @@ def test_all_orders_fail_together():
     transfer = source()
     transfer.place(ORDER, chain(2))
     transfer.place(OTHER, chain(1))
-    transfer.fail_all("gone")
+    transfer.fail_all(OrderFailure(error=ErrorKind.NODE_FAILED, reason="gone"))
     assert ended(transfer.take_commands()) == {ORDER: "gone", OTHER: "gone"}
 
 
