@@ -19,7 +19,7 @@ def add_commands(commands: Subparsers) -> None:
         help="simulate a deployment on a virtual clock",
         description="Runs the driver, policies and index that serve live traffic on a virtual clock, against modelled "
         "engines, nodes and lines. The same seed gives the same run.",
-        epilog="Each simulation has its own --help.",
+        epilog="Each simulation has its own --help, and --json for programs.",
     )
     simulations = cast(
         "Subparsers",
