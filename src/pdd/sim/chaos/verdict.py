@@ -1,0 +1,160 @@
+"""Judges what clients got: against the one right answer, and against what could have served them.
+
+An answer may break off, or not begin, only if nobody could have gone on with it. Who could is known: the simulation broke
+them itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pdd.core.errors import CapacityExhausted, PddError, Unavailable
+from pdd.core.ids import TokenId, WorkerId
+from pdd.core.request import FinishReason, Role
+from pdd.core.units import Seconds
+from pdd.router.base import EmittedSpan, TokenRequest
+from pdd.sim.chaos.breakage import History
+from pdd.sim.chaos.scene import Scene, Weather
+
+STEADY = Seconds(13.0)
+"""A broken-off answer tries everybody again for at least so long: whoever was whole throughout could have gone on."""
+MEMORY = Seconds(70.0)
+"""How long a worker that broke may be shunned after it is whole again: its circuit breaker opens for up to a minute."""
+PROMPTNESS = Seconds(60.0)
+"""Nobody waits longer for a token if somebody could have computed it."""
+
+
+class Wrong(StrEnum):
+    """What must never be."""
+
+    LOST = "lost"
+    """Tokens are missing: skipped, or not sent although somebody could have gone on."""
+    DOUBLED = "doubled"
+    REORDERED = "reordered"
+    WRONG = "wrong"
+    """Another token than the right one, or another end."""
+    LEAKED = "leaked"
+    """Something is still held when all is over."""
+    HUNG = "hung"
+    """Something never ends."""
+    REFUSED = "refused"
+    """Not begun although somebody could have served it, or refused without saying when to come back."""
+    CRASHED = "crashed"
+    """Something was raised or logged as an error that nobody foresaw."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that must never be, in words."""
+
+    wrong: Wrong
+    what: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One request as its client saw it. Times are seconds since the world began."""
+
+    request: TokenRequest
+    opened_at: float
+    expected: tuple[TokenId, ...]
+    spans: list[EmittedSpan] = field(default_factory=list[EmittedSpan])
+    first_at: float | None = None
+    last_at: float | None = None
+    ended_at: float = 0.0
+    error: PddError | None = None
+    left: bool = False
+    completed: bool = False
+
+    @property
+    def tokens(self) -> tuple[TokenId, ...]:
+        return tuple(token for span in self.spans for token in span.tokens)
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.spans) and self.spans[-1].finish_reason is not None
+
+
+def judge(attempt: Attempt, scene: Scene, history: History) -> list[Finding]:
+    """Everything about an answer that must not be."""
+    name = attempt.request.request_id
+    findings = _judge_tokens(attempt)
+    if attempt.error is not None:
+        findings += _judge_failure(attempt, scene, history)
+    elif not attempt.left:
+        findings += _judge_end(attempt)
+    return [Finding(wrong=finding.wrong, what=f"request {name}: {finding.what}") for finding in findings]
+
+
+def _judge_tokens(attempt: Attempt) -> list[Finding]:
+    """Every position once, in order, with the right token."""
+    findings: list[Finding] = []
+    seen: set[int] = set()
+    due = 0
+    for span in attempt.spans:
+        for position, token in enumerate(span.tokens, start=span.first_position):
+            if position in seen:
+                findings.append(Finding(wrong=Wrong.DOUBLED, what=f"token {position} came twice"))
+            elif position < due:
+                findings.append(Finding(wrong=Wrong.REORDERED, what=f"token {position} came after {due - 1}"))
+            elif position > due:
+                findings.append(Finding(wrong=Wrong.LOST, what=f"token {due} is missing before {position}"))
+            if position >= len(attempt.expected) or token != attempt.expected[position]:
+                findings.append(Finding(wrong=Wrong.WRONG, what=f"token {position} of {span.role} is a wrong one"))
+            seen.add(position)
+            due = max(due, position + 1)
+    return findings
+
+
+def _judge_end(attempt: Attempt) -> list[Finding]:
+    num_tokens, num_due = len(attempt.tokens), len(attempt.expected)
+    if not attempt.is_whole:
+        return [Finding(wrong=Wrong.LOST, what=f"it ended without a finish reason after {num_tokens} tokens")]
+    if any(span.finish_reason is not None for span in attempt.spans[:-1]):
+        return [Finding(wrong=Wrong.WRONG, what="it ended twice")]
+    if attempt.completed:
+        return []
+    if num_tokens < num_due:
+        return [Finding(wrong=Wrong.LOST, what=f"it ended after {num_tokens} of {num_due} tokens")]
+    stopped = attempt.expected[-1] in attempt.request.stop_token_ids
+    due = FinishReason.STOP if stopped else FinishReason.LENGTH
+    if attempt.spans[-1].finish_reason is not due:
+        return [Finding(wrong=Wrong.WRONG, what=f"its end is not {due}")]
+    return []
+
+
+def _judge_failure(attempt: Attempt, scene: Scene, history: History) -> list[Finding]:
+    error = attempt.error
+    if not isinstance(error, Unavailable):
+        return [Finding(wrong=Wrong.CRASHED, what=f"{type(error).__name__}: {error}")]
+    if error.retry_after_s <= 0:
+        return [Finding(wrong=Wrong.REFUSED, what=f"no time to come back was named: {error}")]
+    if attempt.spans:
+        server = _could_go_on(attempt, scene, history)
+        if server is None:
+            return []
+        what = f"it broke off after {len(attempt.tokens)} of {len(attempt.expected)} tokens although {server} was whole"
+        return [Finding(wrong=Wrong.LOST, what=f"{what}: {error}")]
+    if _may_be_refused(attempt, scene, history, error):
+        return []
+    return [Finding(wrong=Wrong.REFUSED, what=f"it was refused without need: {error}")]
+
+
+def _could_go_on(attempt: Attempt, scene: Scene, history: History) -> WorkerId | None:
+    """Who could have computed the next token, whatever its role."""
+    until = attempt.ended_at
+    since = min(attempt.last_at or until, until - STEADY) - MEMORY
+    whole = (table.name for table in scene.topology.engines if history.was_whole(table.name, since, until))
+    return next(whole, None)
+
+
+def _may_be_refused(attempt: Attempt, scene: Scene, history: History, error: Unavailable) -> bool:
+    """Where room is scarce, or prefill or everybody who decodes was broken lately."""
+    if scene.is_tight and isinstance(error, CapacityExhausted):
+        return True
+    if scene.weather is Weather.CALM:
+        return False
+    since, until = attempt.opened_at - MEMORY, attempt.ended_at
+    whole = {table.role for table in scene.topology.engines if history.was_whole(table.name, since, until)}
+    return Role.PREFILL not in whole or not whole & {Role.MAIN_DECODE, Role.RELAY_DECODE}
