@@ -216,6 +216,9 @@ class RouterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_answer_memory_tokens: int = 1_000_000
     """How many answer token IDs are kept per tenant for splicing into the next turn."""
     max_open_requests: int = 256
+    """Requests that are served at the same time; more wait, as ``admission`` says."""
+    trace_file: str | None = None
+    """Where the event trace goes, if anywhere."""
     policy: PolicyTable = PolicyTable()
     health: HealthTable = HealthTable()
     admission: AdmissionTable = AdmissionTable()

@@ -3,7 +3,13 @@
 import pytest
 
 from pdd.cli.topology.check import Exposure
-from pdd.cli.topology.file import load_topology, packaged_topologies, parse_topology
+from pdd.cli.topology.file import (
+    load_simulated_topology,
+    load_topology,
+    packaged_topologies,
+    parse_topology,
+    simulated_topologies,
+)
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role
 
@@ -76,7 +82,9 @@ def test_packaged_topologies_are_right_and_named_after_their_file(name):
     topology = load_topology(name)
     assert topology.name == name
     assert topology.router.port == 8000
-    assert {role: len(topology.engines_of(role)) for role in Role} == dict.fromkeys(Role, 1)
+    num_engines = 2 if name.startswith("wide") else 1
+    assert {role: len(topology.engines_of(role)) for role in Role} == dict.fromkeys(Role, num_engines)
+    assert len({engine.node for engine in topology.engines}) == len(topology.engines)
 
 
 def test_the_default_topology_is_the_documented_one():
@@ -225,6 +233,66 @@ REFUSED = {
         change('relay_threshold = "1.5 s"', "relay_threshold_s = inf"),
         ["router.policy.relay_threshold_s = inf", "finite"],
     ),
+    "a share of more than all": (
+        change('relay_threshold = "1.5 s"', "filter_max_share = 1.5"),
+        ["router.policy.filter_max_share = 1.5", "from 0 to 1"],
+    ),
+    "a share that is no number": (
+        change('relay_threshold = "1.5 s"', "one_shot_load = nan"),
+        ["router.policy.one_shot_load = nan", "from 0 to 1"],
+    ),
+    "a rule that nobody knows": (
+        change('relay_threshold = "1.5 s"', 'route = "guess"'),
+        ["router.policy.route = 'guess'", "missing_bytes", "hit_rate"],
+    ),
+    "a conversation that ends before it began": (
+        change('relay_threshold = "1.5 s"', 'conversation_ttl = "-1 s"'),
+        ["router.policy.conversation_ttl = '-1 s'"],
+    ),
+    "a worker that is down before it was asked": (
+        GOOD + "[router.health]\nchecks_to_down = 0\n",
+        ["router.health.checks_to_down = 0", "at least 1"],
+    ),
+    "health checks without a pause": (
+        GOOD + '[router.health]\ninterval = "0 s"\n',
+        ["router.health.interval = '0 s'", "more than 0"],
+    ),
+    "health checks that take for ever": (
+        GOOD + "[router.health]\ntimeout_s = 1e6\n",
+        ["router.health.timeout_s = 1000000.0", "at most 60"],
+    ),
+    "a breaker that opens for nothing": (
+        GOOD + "[router.health]\nbreaker_failures = 0\n",
+        ["router.health.breaker_failures = 0", "at least 1"],
+    ),
+    "a queue of less than nobody": (
+        GOOD + "[router.admission]\nmax_queued_requests = -1\n",
+        ["router.admission.max_queued_requests = -1", "at least 0"],
+    ),
+    "a queue without an end": (
+        GOOD + "[router.admission]\nmax_queue_s = inf\n",
+        ["router.admission.max_queue_s = inf", "finite"],
+    ),
+    "a promise that nobody can keep": (
+        GOOD + '[router.sla]\ntpot = "0 s"\n',
+        ["router.sla.tpot = '0 s'", "more than 0"],
+    ),
+    "a tenant without weight": (
+        GOOD + '[[router.tenants]]\nname = "t"\napi_key = "k"\nweight = 0\n',
+        ["router.tenants[0].weight = 0", "more than 0"],
+    ),
+    "a live engine that only computes time": (
+        change('role = "prefill"', 'role = "prefill"\nkind = "modelled"'),
+        ["engines[0].kind = 'modelled'", "pdd sim run"],
+    ),
+    "hardware that is really there": (
+        change('role = "prefill"', 'role = "prefill"\nhardware = "H200-SXM"'),
+        ["engines[0].hardware = 'H200-SXM'", "only modelled"],
+    ),
+    "an engine of no chips": (
+        change('role = "prefill"', 'role = "prefill"\nnum_chips = 0'),
+        ["engines[0].num_chips = 0", "at least 1"],
+    ),
     "a router off loopback without keys": (
         change("port = 8000", 'port = 8000\nhost = "0.0.0.0"'),
         ["router.host = '0.0.0.0'", "[[router.tenants]]"],
@@ -245,7 +313,7 @@ def test_a_refusal_names_file_key_value_and_what_would_be_right(case, tmp_path):
 
 
 def test_a_missing_file_is_refused_with_the_packaged_names(tmp_path):
-    with pytest.raises(ConfigError, match=r"nothing\.toml: No such file.*default, scripted, tiny"):
+    with pytest.raises(ConfigError, match=r"nothing\.toml: No such file.*default, scripted, tiny, wide"):
         load_topology(str(tmp_path / "nothing.toml"))
 
 
@@ -271,3 +339,73 @@ def test_a_router_off_loopback_is_allowed_with_keys(tmp_path):
 def test_parsing_alone_checks_keys_and_types_only():
     topology, _ = parse_topology(change('"tiny-random"', '"gpt-9"'), "x.toml")
     assert topology.model == "gpt-9"
+
+
+MODELLED = (
+    GOOD.replace('role = "', 'kind = "modelled"\nhardware = "H200-SXM"\nrole = "')
+    .replace('"tiny-random"', '"some-flagship"')
+    .replace('arena = "8 MiB"', 'arena = "4 TiB"')
+)
+
+
+def load_simulated(tmp_path, text):
+    file = tmp_path / "test.toml"
+    file.write_text(text)
+    return load_simulated_topology(str(file))
+
+
+def test_a_simulation_may_have_modelled_engines_huge_arenas_and_any_model(tmp_path):
+    topology = load_simulated(tmp_path, MODELLED)
+    assert (topology.model, topology.nodes[0].arena_bytes) == ("some-flagship", 4 * 2**40)
+    assert topology.engines[0].hardware == "H200-SXM"
+
+
+def test_a_simulation_may_do_without_relay_decode(tmp_path):
+    same_datacenter = MODELLED.replace('role = "relay_decode"', 'role = "prefill"')
+    assert load_simulated(tmp_path, same_datacenter).engines_of(Role.RELAY_DECODE) == ()
+
+
+EMBEDDED = {"default", "tiny", "wide-tiny"}
+
+
+@pytest.mark.parametrize("name", sorted(set(simulated_topologies()) - EMBEDDED))
+def test_packaged_topologies_can_be_simulated_and_are_named_after_their_file(name):
+    assert load_simulated_topology(name).name == name
+
+
+@pytest.mark.parametrize("name", sorted(EMBEDDED))
+def test_real_engines_can_not_be_simulated(name):
+    with pytest.raises(ConfigError, match="a simulated engine is modelled or scripted"):
+        load_simulated_topology(name)
+
+
+REFUSED_SIMULATIONS = {
+    "a real engine": (GOOD, ["engines[0].kind", "modelled or scripted"]),
+    "modelled without hardware": (
+        MODELLED.replace('hardware = "H200-SXM"\n', "", 1),
+        ["engines[0].hardware", "needs a hardware profile"],
+    ),
+    "two kinds at once": (
+        MODELLED.replace('kind = "modelled"\nhardware = "H200-SXM"', 'kind = "scripted"', 1),
+        ["engines[1].kind = 'modelled'", "one kind"],
+    ),
+    "no main decode": (MODELLED.replace("main_decode", "prefill"), ["engines", "main_decode"]),
+    "blocks of two lengths": (
+        MODELLED.replace("arena_bytes = 8388608", "arena_bytes = 8388608\nblock_tokens = 32"),
+        ["nodes[1].block_tokens = 32", "must agree"],
+    ),
+    "a cache smaller than one request": (
+        MODELLED.replace('role = "prefill"', 'role = "prefill"\ncache_tokens = 512'),
+        ["engines[0].cache_tokens = 512"],
+    ),
+    "a range that is wrong anywhere": (MODELLED + "[router.health]\nchecks_to_up = 0\n", ["checks_to_up = 0"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_SIMULATIONS)
+def test_a_refused_simulation_names_the_key(case, tmp_path):
+    text, words = REFUSED_SIMULATIONS[case]
+    with pytest.raises(ConfigError) as refusal:
+        load_simulated(tmp_path, text)
+    for word in words:
+        assert word in str(refusal.value), str(refusal.value)

@@ -30,9 +30,15 @@ def add_commands(commands: Subparsers) -> None:
         nargs="?",
         default="default",
         metavar="TOPOLOGY",
-        help="default, scripted (no model), tiny (random weights), or a TOML file (default: %(default)s)",
+        help="default; scripted and wide (no model); tiny and wide-tiny (random weights); or a TOML file (default: %(default)s)",
     )
     parser.add_argument("--port", type=port, help="the router's port, 0 for any that is free (default: the topology's)")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="append what happens to requests to FILE, one JSON object a line, without prompts or tokens",
+    )
     parser.add_argument(
         "--insecure-plaintext",
         action="store_true",
@@ -64,9 +70,11 @@ def _load(arguments: argparse.Namespace) -> Topology:
 
     exposure = Exposure.INSECURE_PLAINTEXT if arguments.insecure_plaintext else Exposure.LOOPBACK
     topology = load_topology(arguments.topology, exposure=exposure)
-    if arguments.port is None:
-        return topology
-    router = msgspec.structs.replace(topology.router, port=arguments.port)
+    router = topology.router
+    if arguments.port is not None:
+        router = msgspec.structs.replace(router, port=arguments.port)
+    if arguments.trace is not None:
+        router = msgspec.structs.replace(router, trace_file=str(arguments.trace.absolute()))
     return msgspec.structs.replace(topology, router=router)
 
 

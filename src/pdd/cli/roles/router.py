@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from pdd.cli.roles.command import RoleContext
 from pdd.cli.topology.check import block_tokens_of
+from pdd.core.clock import Clock
 from pdd.core.ids import NodeId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import Role
-from pdd.core.topology import Topology
+from pdd.core.topology import RouterTable, Topology
 from pdd.engine.catalog import find_model
 from pdd.engine.http.client import HttpEngineClient, engine_session
 from pdd.kvnode.base import NodeClient
@@ -23,7 +26,9 @@ from pdd.router.clock import LoopClock
 from pdd.router.driver.pool import Pool, Worker
 from pdd.router.driver.service import Driver
 from pdd.router.driver.settings import driver_settings, nominal_rates
+from pdd.telemetry.events import EventSink
 from pdd.telemetry.metrics import RouterMetrics
+from pdd.telemetry.trace import LiveTrace
 
 
 async def main(context: RoleContext) -> None:
@@ -35,12 +40,14 @@ async def main(context: RoleContext) -> None:
     tenants = Tenants(table.tenants)
     async with AsyncExitStack() as held:
         nodes = await _connect_nodes(topology, kv_format, held)
+        clock = LoopClock()
         driver = Driver(
             await _connect_workers(topology, nodes, held),
             kv_format=kv_format,
-            clock=LoopClock(),
+            clock=clock,
             rates=nominal_rates(topology),
             settings=driver_settings(table),
+            sink=await _open_trace(table, clock, held),
         )
         await held.enter_async_context(driver.running())
         application = create_app(
@@ -60,6 +67,14 @@ async def main(context: RoleContext) -> None:
         await held.enter_async_context(serve(application, host=table.host, port=table.port, tenants=tenants))
         context.on_ready()
         await asyncio.Event().wait()
+
+
+async def _open_trace(table: RouterTable, clock: Clock, held: AsyncExitStack) -> EventSink | None:
+    if table.trace_file is None:
+        return None
+    trace = LiveTrace(Path(table.trace_file), clock, unix_time=time.time())
+    await held.enter_async_context(trace.writing())
+    return trace.record
 
 
 async def _connect_nodes(topology: Topology, kv_format: KvFormat, held: AsyncExitStack) -> Mapping[NodeId, NodeClient]:

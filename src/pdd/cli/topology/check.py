@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
-from math import isfinite
-from typing import Protocol
 
 from pdd.cli.quantities import format_memory
+from pdd.cli.topology.ranges import Refuse, check_ranges
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role
 from pdd.core.topology import EngineKind, EngineTable, NodeTable, Topology, is_loopback
 from pdd.engine.catalog import ModelEntry, NoWeights, find_model
-from pdd.transport.emulate_control import MAX_DELAY_S
 
 ROUTER_NAME = "router"
 _MAX_PORT = 65535
@@ -28,26 +26,41 @@ class Exposure(Enum):
     INSECURE_PLAINTEXT = "insecure-plaintext"
 
 
-class Refuse(Protocol):
-    """Makes the error about one key: the path in terms of ``pdd.core.topology``, and what would be right."""
-
-    def __call__(self, path: str, right: str, *, value: object = None) -> ConfigError: ...
-
-
 def check_topology(topology: Topology, refuse: Refuse, exposure: Exposure) -> None:
     """Raises ConfigError at the first thing that can't work."""
-    _check_names(topology, refuse)
-    _check_ranges(topology, refuse)
-    _check_clusters(topology, refuse)
-    _check_roles(topology, refuse)
-    _check_links(topology, refuse)
-    _check_tenants(topology, refuse)
+    _check_shape(topology, refuse)
+    _check_roles(topology, refuse, tuple(Role))
     _check_hosts(topology, refuse, exposure)
     _check_ports(topology, refuse)
     model = _check_model(topology, refuse)
     _check_kinds(topology, model, refuse)
     _check_formats(topology, model, refuse)
     _check_memory(topology, model, refuse)
+
+
+def check_simulated_topology(topology: Topology, refuse: Refuse) -> None:
+    """Raises ConfigError at the first thing that can't be simulated. Its model and hardware are whoever reads them to check.
+
+    Nothing listens and nothing is allocated, so ports, hosts and memory don't matter; and since same-datacenter
+    deployments are simulated for comparison, relay decode may be missing.
+    """
+    _check_shape(topology, refuse)
+    _check_roles(topology, refuse, (Role.PREFILL, Role.MAIN_DECODE))
+    _check_simulated_kinds(topology, refuse)
+    for index, node in enumerate(topology.nodes):
+        if block_tokens_of(topology, node) != block_tokens_of(topology, topology.nodes[0]):
+            raise refuse(f"nodes[{index}].block_tokens", "nodes of one deployment must agree", value=node.block_tokens)
+    for index, engine in enumerate(topology.engines):
+        _check_cache(topology, index, engine, refuse)
+
+
+def _check_shape(topology: Topology, refuse: Refuse) -> None:
+    """What matters wherever it runs."""
+    _check_names(topology, refuse)
+    check_ranges(topology, refuse)
+    _check_clusters(topology, refuse)
+    _check_links(topology, refuse)
+    _check_tenants(topology, refuse)
 
 
 def _check_names(topology: Topology, refuse: Refuse) -> None:
@@ -72,61 +85,6 @@ def _is_word(name: str) -> bool:
     return bool(name) and name[0] != "." and all(c.isascii() and (c.isalnum() or c in "-_.") for c in name)
 
 
-def _check_ranges(topology: Topology, refuse: Refuse) -> None:
-    for path, value, least in _lower_limits(topology):
-        if not value >= least:
-            raise refuse(path, f"it must be at least {least:g}", value=value)
-    for path, value in _must_be_positive(topology):
-        if not (value > 0 and isfinite(value)):
-            raise refuse(path, "it must be more than 0, and finite", value=value)
-    threshold = topology.router.policy.relay_threshold_s
-    if not isfinite(threshold):
-        raise refuse(
-            "router.policy.relay_threshold_s", "it must be finite; a large number turns relays off", value=threshold
-        )
-    for path, value in _waits(topology):
-        if not value <= MAX_DELAY_S:
-            raise refuse(path, f"it must be at most {MAX_DELAY_S:g} s", value=value)
-
-
-def _lower_limits(topology: Topology) -> Iterator[tuple[str, float, float]]:
-    yield "block_tokens", topology.block_tokens, 1
-    yield "max_model_tokens", topology.max_model_tokens, 2
-    for index, node in enumerate(topology.nodes):
-        yield f"nodes[{index}].arena_bytes", node.arena_bytes, 1
-        if node.block_tokens is not None:
-            yield f"nodes[{index}].block_tokens", node.block_tokens, 1
-    for index, engine in enumerate(topology.engines):
-        for key in ("cache_tokens", "max_batch", "prefill_chunk_tokens"):
-            yield f"engines[{index}].{key}", getattr(engine, key), 1
-        yield f"engines[{index}].token_interval_s", engine.token_interval_s, 0
-    for index, link in enumerate(topology.links):
-        yield f"links[{index}].delay_s", link.delay_s, 0
-        yield f"links[{index}].jitter_s", link.jitter_s, 0
-    yield "router.max_answer_memory_tokens", topology.router.max_answer_memory_tokens, 0
-    yield "router.max_open_requests", topology.router.max_open_requests, 1
-    policy = topology.router.policy
-    for key in ("relay_threshold_s", "catch_up_threshold_tokens", "max_catch_up_rounds"):
-        yield f"router.policy.{key}", getattr(policy, key), 0
-
-
-def _waits(topology: Topology) -> Iterator[tuple[str, float]]:
-    for index, engine in enumerate(topology.engines):
-        yield f"engines[{index}].token_interval_s", engine.token_interval_s
-    for index, link in enumerate(topology.links):
-        yield f"links[{index}].delay_s", link.delay_s
-        yield f"links[{index}].jitter_s", link.jitter_s
-    yield "router.policy.reroute_interval_s", topology.router.policy.reroute_interval_s
-
-
-def _must_be_positive(topology: Topology) -> Iterator[tuple[str, float]]:
-    for index, engine in enumerate(topology.engines):
-        yield f"engines[{index}].prefill_tokens_per_s", engine.prefill_tokens_per_s
-    for index, link in enumerate(topology.links):
-        yield f"links[{index}].rate_bits_per_s", link.rate_bits_per_s
-    yield "router.policy.reroute_interval_s", topology.router.policy.reroute_interval_s
-
-
 def _check_clusters(topology: Topology, refuse: Refuse) -> None:
     clusters = {node.cluster: None for node in topology.nodes}
     known = ", ".join(clusters) or "none"
@@ -149,10 +107,11 @@ def _check_clusters(topology: Topology, refuse: Refuse) -> None:
                 raise refuse(f"links[{index}].clusters[{end}]", f"no node is in this cluster; clusters: {known}")
 
 
-def _check_roles(topology: Topology, refuse: Refuse) -> None:
-    for role in Role:
+def _check_roles(topology: Topology, refuse: Refuse, needed: tuple[Role, ...]) -> None:
+    for role in needed:
         if not topology.engines_of(role):
-            raise refuse("engines", f'none has role = "{role.value}"; every role needs at least one engine')
+            names = ", ".join(each.value for each in needed)
+            raise refuse("engines", f'none has role = "{role.value}"; at least one engine is needed of each of {names}')
 
 
 def _check_links(topology: Topology, refuse: Refuse) -> None:
@@ -234,6 +193,8 @@ def _check_kinds(topology: Topology, model: ModelEntry, refuse: Refuse) -> None:
         path = f"engines[{index}].kind"
         if engine.kind is EngineKind.MODELLED:
             raise refuse(path, "modelled engines only compute time: `pdd sim run` takes them", value=engine.kind.value)
+        if engine.hardware is not None:
+            raise refuse(f"engines[{index}].hardware", "only modelled engines have a hardware profile")
         if engine.kind is EngineKind.EMBEDDED and isinstance(model.weights, NoWeights):
             raise refuse(
                 path, f'model {model.name!r} has no weights; it needs kind = "scripted"', value=engine.kind.value
@@ -244,6 +205,23 @@ def _check_kinds(topology: Topology, model: ModelEntry, refuse: Refuse) -> None:
                 f"engine {first.name!r} is {first.kind.value}; what one kind writes as KV means nothing to the other",
                 value=engine.kind.value,
             )
+
+
+def _check_simulated_kinds(topology: Topology, refuse: Refuse) -> None:
+    first = topology.engines[0]
+    for index, engine in enumerate(topology.engines):
+        if engine.kind is EngineKind.EMBEDDED:
+            raise refuse(
+                f"engines[{index}].kind", "a simulated engine is modelled or scripted", value=engine.kind.value
+            )
+        if engine.kind is not first.kind:
+            raise refuse(
+                f"engines[{index}].kind",
+                f"engine {first.name!r} is {first.kind.value}; one simulation has one kind",
+                value=engine.kind.value,
+            )
+        if engine.kind is EngineKind.MODELLED and engine.hardware is None:
+            raise refuse(f"engines[{index}].hardware", "a modelled engine needs a hardware profile, by name or path")
 
 
 def block_tokens_of(topology: Topology, node: NodeTable) -> int:

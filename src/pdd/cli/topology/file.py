@@ -10,17 +10,18 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin
 
 import msgspec
 
 from pdd.cli.quantities import Dimension, describe, dimension_of, parse_quantity
-from pdd.cli.topology.check import Exposure, check_topology
+from pdd.cli.topology.check import Exposure, check_simulated_topology, check_topology
 from pdd.core.errors import ConfigError
 from pdd.core.topology import Topology
 
@@ -45,8 +46,12 @@ class TopologySource:
 
 def packaged_topologies() -> tuple[str, ...]:
     """The names that ``pdd up`` knows without a file."""
-    folder = files("pdd.cli.topology") / "packaged"
-    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+    return tuple(sorted(_named(_live_folder())))
+
+
+def simulated_topologies() -> tuple[str, ...]:
+    """The names that ``pdd sim`` knows without a file."""
+    return tuple(sorted(_named(_live_folder(), _simulated_folder())))
 
 
 def load_topology(name_or_path: str, *, exposure: Exposure = Exposure.LOOPBACK) -> Topology:
@@ -55,9 +60,21 @@ def load_topology(name_or_path: str, *, exposure: Exposure = Exposure.LOOPBACK) 
     Raises:
         ConfigError: there is no such file, or something in it is wrong.
     """
-    text, file = _read(name_or_path)
+    text, file = _read(name_or_path, _named(_live_folder()))
     topology, source = parse_topology(text, file)
     check_topology(topology, source.refuse, exposure)
+    return topology
+
+
+def load_simulated_topology(name_or_path: str) -> Topology:
+    """The same for a simulation: engines may be modelled, arenas of any size, the model any name (not checked here).
+
+    Raises:
+        ConfigError: there is no such file, or something in it is wrong.
+    """
+    text, file = _read(name_or_path, _named(_live_folder(), _simulated_folder()))
+    topology, source = parse_topology(text, file)
+    check_simulated_topology(topology, source.refuse)
     return topology
 
 
@@ -79,17 +96,31 @@ def parse_topology(text: str, file: str) -> tuple[Topology, TopologySource]:
         raise _from_validation(error, source) from error
 
 
-def _read(name_or_path: str) -> tuple[str, str]:
-    if name_or_path in packaged_topologies():
-        file = f"{name_or_path}.toml"
-        return (files("pdd.cli.topology") / "packaged" / file).read_text(encoding="utf-8"), file
+def _live_folder() -> Traversable:
+    return files("pdd.cli.topology") / "packaged"
+
+
+def _simulated_folder() -> Traversable:
+    return files("pdd.sim") / "topologies"
+
+
+def _named(*folders: Traversable) -> dict[str, Traversable]:
+    """The files of some folders by what they are called without ``.toml``."""
+    found = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir()]
+    return {entry.name.removesuffix(".toml"): entry for entry in found if entry.name.endswith(".toml")}
+
+
+def _read(name_or_path: str, named: Mapping[str, Traversable]) -> tuple[str, str]:
+    if name_or_path in named:
+        entry = named[name_or_path]
+        return entry.read_text(encoding="utf-8"), entry.name
     path = Path(name_or_path)
     try:
         return path.read_text(encoding="utf-8"), str(path)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: it must be UTF-8 text") from error
     except OSError as error:
-        known = ", ".join(packaged_topologies())
+        known = ", ".join(sorted(named))
         raise ConfigError(
             f"{path}: {error.strerror}; give a TOML file, or the name of a packaged topology: {known}"
         ) from error

@@ -25,6 +25,7 @@ from pdd.core.errors import (
     ConfigError,
     InvalidRequest,
     PddError,
+    TenantOverLimit,
     Unauthorized,
     Unavailable,
     UnknownModel,
@@ -319,6 +320,14 @@ def _refusal(error: Exception) -> _Refusal:
             return _invalid(error, status=400)
         case Unauthorized():
             return _Refusal(status=401, kind="invalid_request_error", message=str(error), code="invalid_api_key")
+        case TenantOverLimit():
+            return _Refusal(
+                status=429,
+                kind="rate_limit_error",
+                message=error.message,
+                code="rate_limit_exceeded",
+                retry_after_s=error.retry_after_s,
+            )
         case Unavailable():
             return _unavailable(error.message, error.retry_after_s)
         case PddError() if error.retryable:
