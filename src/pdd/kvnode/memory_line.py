@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId, OrderId
@@ -20,13 +21,52 @@ from pdd.kvnode.base import ReplicationOrder, ReplicationProgress
 RATE_WINDOW = Seconds(2.0)
 
 
+class Line(Protocol):
+    """One direction of a line that joins nodes, perhaps many pairs of them. Faults go through the ``MemoryNetwork``."""
+
+    @property
+    def is_cut(self) -> bool: ...
+
+    def send(self, num_bytes: Bytes, sent: Callable[[], None], arrived: Callable[[], None]) -> None:
+        """Carries a block. Calls ``sent`` when the same sender may bring its next one, and later ``arrived``.
+
+        Neither is called if the line is cut before. One sender has one block at a time before its ``sent``.
+        """
+        ...
+
+    def after_delay(self, call: Callable[[], None]) -> None:
+        """Carries something tiny, which takes only the delay. It arrives even if the line is cut meanwhile: the receiver
+        knows by its connection that it came too late.
+        """
+        ...
+
+    def cut(self) -> None:
+        """Loses everything that is on it or waits for it. Idempotent, like all four."""
+        ...
+
+    def restore(self) -> None: ...
+
+    def stall(self) -> None:
+        """From now on nothing moves; nothing is lost."""
+        ...
+
+    def resume(self) -> None:
+        """Everything goes on where it stood."""
+        ...
+
+
 class MemoryLine:
-    """One direction of a line. ``rate`` and ``delay`` may be changed at any time; what is on its way keeps its own."""
+    """One direction of a line. ``rate`` and ``delay`` may be changed at any time; what is on its way keeps its own.
+
+    Stalled, it takes what is sent and told, and lets nothing arrive.
+    """
 
     def __init__(self, *, rate: BytesPerSecond, delay: Seconds) -> None:
         self.rate = rate
         self.delay = delay
         self.is_cut = False
+        self.is_stalled = False
+        self._held_up: list[Callable[[], None]] = []
         self._queue: deque[tuple[Bytes, Callable[[], None], Callable[[], None]]] = deque()
         self._busy = False
         self._epoch = 0
@@ -43,18 +83,36 @@ class MemoryLine:
         self._busy = False
         self._epoch += 1
         self._queue.clear()
+        self._held_up.clear()
 
     def restore(self) -> None:
         self.is_cut = False
 
+    def stall(self) -> None:
+        self.is_stalled = True
+
+    def resume(self) -> None:
+        self.is_stalled = False
+        held_up, self._held_up = self._held_up, []
+        for call in held_up:
+            call()
+
     def after_delay(self, call: Callable[[], None]) -> None:
-        """Something tiny crosses: it takes only the delay. Control messages survive a cut (they are repeated)."""
-        asyncio.get_running_loop().call_later(self.delay, call)
+        asyncio.get_running_loop().call_later(self.delay, self._unless_stalled, call)
+
+    def _unless_stalled(self, call: Callable[[], None]) -> None:
+        """What became due while nothing moved happens in the same order afterwards."""
+        if self.is_stalled:
+            self._held_up.append(call)
+        else:
+            call()
 
     def _serve(self) -> None:
         num_bytes, sent, arrived = self._queue[0]
         epoch = self._epoch
-        asyncio.get_running_loop().call_later(num_bytes / self.rate, lambda: self._sent(epoch, sent, arrived))
+        asyncio.get_running_loop().call_later(
+            num_bytes / self.rate, self._unless_stalled, lambda: self._sent(epoch, sent, arrived)
+        )
         self._busy = True
 
     def _sent(self, epoch: int, sent: Callable[[], None], arrived: Callable[[], None]) -> None:
@@ -62,7 +120,7 @@ class MemoryLine:
             return
         self._busy = False
         self._queue.popleft()
-        asyncio.get_running_loop().call_later(self.delay, lambda: self._arrived(epoch, arrived))
+        asyncio.get_running_loop().call_later(self.delay, self._unless_stalled, lambda: self._arrived(epoch, arrived))
         sent()
         if self._queue and not self._busy:
             self._serve()
