@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -121,19 +121,24 @@ class LineSlow:
 Fault = Kill | Hang | LineCut | LineStall | LineSlow
 
 
-def faults_of_all_kinds(topology: Topology, chance: random.Random) -> Iterator[Fault]:
-    """Endless, in rounds: each round does everything once to everyone, in an order and for times left to chance."""
+def one_of_each_fault(topology: Topology, chance: random.Random) -> list[Fault]:
+    """Everything once to everyone, in an order and for times left to chance."""
     processes = [*(n.name for n in topology.nodes), *(e.name for e in topology.engines)]
+    once: list[Fault] = [Kill(role=role) for role in processes]
+    once += [Hang(role=role, seconds=chance.uniform(0.3, 6.0)) for role in [*processes, "router"]]
+    for link in topology.links:
+        once += [Kill(role=link.name), Hang(role=link.name, seconds=chance.uniform(0.3, 4.0))]
+        once += [LineCut(link=link.name, kind=kind, seconds=chance.uniform(0.2, 5.0)) for kind in CutKind]
+        once += [LineStall(link=link.name, seconds=chance.uniform(0.2, 4.0))]
+        once += [LineSlow(link=link.name, seconds=chance.uniform(1.0, 5.0))]
+    chance.shuffle(once)
+    return once
+
+
+def endless_faults(topology: Topology, chance: random.Random) -> Iterator[Fault]:
+    """Round after round of ``one_of_each_fault``."""
     while True:
-        once: list[Fault] = [Kill(role=role) for role in processes]
-        once += [Hang(role=role, seconds=chance.uniform(0.3, 6.0)) for role in [*processes, "router"]]
-        for link in topology.links:
-            once += [Kill(role=link.name), Hang(role=link.name, seconds=chance.uniform(0.3, 4.0))]
-            once += [LineCut(link=link.name, kind=kind, seconds=chance.uniform(0.2, 5.0)) for kind in CutKind]
-            once += [LineStall(link=link.name, seconds=chance.uniform(0.2, 4.0))]
-            once += [LineSlow(link=link.name, seconds=chance.uniform(1.0, 5.0))]
-        chance.shuffle(once)
-        yield from once
+        yield from one_of_each_fault(topology, chance)
 
 
 async def inflict(deployment: Live, fault: Fault) -> None:
@@ -256,7 +261,7 @@ class Tally:
 
 
 class Chaos:
-    """Runs clients beside faults. ``num_at_once`` faults overlap; with one, everything is well again before the next."""
+    """Clients beside faults. ``num_at_once`` faults overlap; with one, everything is well again before the next."""
 
     def __init__(self, deployment: Live, *, num_clients: int, num_at_once: int, chance: random.Random) -> None:
         self.tally = Tally()
@@ -266,38 +271,33 @@ class Chaos:
         self._chance = chance
         self._began = time.monotonic()
 
-    async def run(
-        self, dialogues: Iterator[Dialogue], faults: Iterator[Fault], *, num_streams: int, seconds: float
-    ) -> None:
-        """Until ``num_streams`` answers are there or ``seconds`` have passed; then undoes what is under way."""
-        end = self._began + seconds
-
-        def goes_on() -> bool:
-            return self.tally.answers < num_streams and time.monotonic() < end
-
+    async def run(self, dialogues: Iterator[Dialogue], faults: Iterator[Fault], *, seconds: float) -> None:
+        """Until the faults are all done, or ``seconds`` have passed, and those dialogues that had begun have ended."""
+        end = time.monotonic() + seconds
         async with asyncio.TaskGroup() as group:
-            clients = [group.create_task(self._client(dialogues, goes_on)) for _ in range(self._num_clients)]
-            for _ in range(self._num_at_once):
-                group.create_task(self._trouble(faults, clients))
+            troubles = [group.create_task(self._trouble(faults, end)) for _ in range(self._num_at_once)]
+            for _ in range(self._num_clients):
+                group.create_task(self._client(dialogues, troubles))
 
-    async def _trouble(self, faults: Iterator[Fault], clients: Sequence[asyncio.Task[None]]) -> None:
-        while not all(client.done() for client in clients):
+    async def _trouble(self, faults: Iterator[Fault], end: float) -> None:
+        for fault in faults:
             await asyncio.sleep(self._chance.uniform(0.1, 0.8))
-            fault = next(faults)
             self._note(str(fault))
             await inflict(self._deployment, fault)
             self.tally.faults[type(fault).__name__] += 1
             if self._num_at_once == 1:
                 await self._deployment.until_healthy()
             self._note(f"undone: {fault}")
+            if time.monotonic() > end:
+                return
+
+    async def _client(self, dialogues: Iterator[Dialogue], troubles: Sequence[asyncio.Task[None]]) -> None:
+        while not all(trouble.done() for trouble in troubles):
+            for turn in next(dialogues):
+                await self._ask(turn)
 
     def _note(self, what: str) -> None:
         self.tally.log.append(f"{time.monotonic() - self._began:7.2f} {what}")
-
-    async def _client(self, dialogues: Iterator[Dialogue], goes_on: Callable[[], bool]) -> None:
-        while goes_on():
-            for turn in next(dialogues):
-                await self._ask(turn)
 
     async def _ask(self, turn: Turn) -> None:
         began = time.monotonic()
@@ -367,8 +367,7 @@ async def _soak(arguments: argparse.Namespace) -> int:
         chaos = Chaos(deployment, num_clients=arguments.clients, num_at_once=arguments.at_once, chance=chance)
         await chaos.run(
             scripted_dialogues(topology, chance),
-            faults_of_all_kinds(topology, chance),
-            num_streams=sys.maxsize,
+            endless_faults(topology, chance),
             seconds=arguments.seconds,
         )
         await until_at_peace(deployment)
