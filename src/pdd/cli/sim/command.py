@@ -8,7 +8,7 @@ from typing import cast
 from pdd.cli.options import Command, Subparsers
 from pdd.cli.output import Parser
 
-_COMMAND_MODULES: tuple[str, ...] = ()
+_COMMAND_MODULES: tuple[str, ...] = ("chaos",)
 """In the order in which ``pdd sim --help`` lists them."""
 
 

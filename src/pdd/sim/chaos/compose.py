@@ -144,7 +144,7 @@ def _policy(chance: Random) -> PolicyTable:
         filter=chance.choice(tuple(FilterRule)),
         filter_max_share=chance.choice((0.04, 0.5)),
         placement=chance.choice(tuple(PlacementRule)),
-        conversation_ttl_s=Seconds(chance.choice((5.0, 600.0))),
+        conversation_ttl_s=Seconds(chance.choice((3.0, 40.0))),
     )
 
 
@@ -286,7 +286,7 @@ def _fault(chance: Random, topology: Topology, trigger: Trigger, duration: Secon
         target=target,
         trigger=trigger,
         duration=duration,
-        factor=chance.choice((3.0, 20.0, 100.0)),
+        factor=chance.choice((3.0, 20.0)),
         garbage=chance.choice(tuple(Garbage)),
         after_tokens=chance.choice((0, 1, 3, 10)),
     )

@@ -38,7 +38,7 @@ class Wrong(StrEnum):
     """Something is still held when all is over."""
     HUNG = "hung"
     """Something never ends."""
-    REFUSED = "refused"
+    TURNED_AWAY = "turned_away"
     """Not begun although somebody could have served it, or refused without saying when to come back."""
     CRASHED = "crashed"
     """Something was raised or logged as an error that nobody foresaw."""
@@ -129,7 +129,7 @@ def _judge_failure(attempt: Attempt, scene: Scene, history: History) -> list[Fin
     if not isinstance(error, Unavailable):
         return [Finding(wrong=Wrong.CRASHED, what=f"{type(error).__name__}: {error}")]
     if error.retry_after_s <= 0:
-        return [Finding(wrong=Wrong.REFUSED, what=f"no time to come back was named: {error}")]
+        return [Finding(wrong=Wrong.TURNED_AWAY, what=f"no time to come back was named: {error}")]
     if attempt.spans:
         server = _could_go_on(attempt, scene, history)
         if server is None:
@@ -138,7 +138,7 @@ def _judge_failure(attempt: Attempt, scene: Scene, history: History) -> list[Fin
         return [Finding(wrong=Wrong.LOST, what=f"{what}: {error}")]
     if _may_be_refused(attempt, scene, history, error):
         return []
-    return [Finding(wrong=Wrong.REFUSED, what=f"it was refused without need: {error}")]
+    return [Finding(wrong=Wrong.TURNED_AWAY, what=f"it was refused without need: {error}")]
 
 
 def _could_go_on(attempt: Attempt, scene: Scene, history: History) -> WorkerId | None:

@@ -1,0 +1,157 @@
+"""``pdd sim chaos``: breaks random small deployments in every way at once and compares every answer with the right one."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from pdd.cli.ask.render import open_console
+from pdd.cli.options import Subparsers, add_json
+from pdd.cli.output import EXIT_FAILURE, print_json
+from pdd.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pdd.sim.chaos.campaign import Tally
+    from pdd.sim.chaos.play import Played
+
+_MAX_SEEDS = 10_000_000
+_MAX_JOBS = 64
+_WORLDS_PER_LINE = 200
+_SHOWN_FINDINGS = 3
+
+
+def add_commands(commands: Subparsers) -> None:
+    """Adds ``pdd sim chaos``."""
+    parser = commands.add_parser(
+        "chaos",
+        help="break random small deployments in every way, and compare every answer with the right one",
+        description="Draws a small deployment, a few conversations and faults from each seed, runs the router on virtual "
+        "time, and compares every answer, token for token, with the one right answer. Engines, nodes and lines die, hang, "
+        "slow down, break off and talk garbage, at any phase of a request. Exit code 1 if anything went wrong.",
+        epilog="With --json: worlds, requests, faults, complete, refused, broken_off, left, lost, doubled, reordered, wrong, "
+        "leaked, hung, turned_away, crashed, requests_per_s, seconds, commands, failures (each with its seed).",
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=200, metavar="N", help="how many deployments (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--first-seed", type=int, default=0, metavar="S", help="the first one's seed, 0 or more (default: %(default)s)"
+    )
+    parser.add_argument("--jobs", type=int, default=2, metavar="J", help="processes (default: %(default)s)")
+    parser.add_argument(
+        "--verbose", action="store_true", help="with --seeds 1: print all that happens, in seconds since the beginning"
+    )
+    add_json(parser)
+    parser.set_defaults(run=run_chaos)
+
+
+def run_chaos(args: argparse.Namespace) -> int:
+    """Plays the scenes.
+
+    Raises:
+        ConfigError: a flag is out of range.
+    """
+    _check(args)
+    from pdd.sim.chaos.campaign import play_seeds
+
+    progress = open_console(stderr=True)
+    began = monotonic()
+    if args.verbose:
+        tally = _play_aloud(args.first_seed, progress if args.json else open_console())
+    else:
+        seeds = range(args.first_seed, args.first_seed + args.seeds)
+        with _counting(progress, total=args.seeds) as on_played:
+            tally = play_seeds(seeds, jobs=min(args.jobs, args.seeds), on_played=on_played)
+    seconds = monotonic() - began
+    if args.json:
+        print_json(_record(tally, seconds))
+    else:
+        _show(open_console(), tally, seconds)
+    return EXIT_FAILURE if tally.failures else 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if not 1 <= args.seeds <= _MAX_SEEDS:
+        raise ConfigError(f"--seeds {args.seeds}: it must be from 1 to {_MAX_SEEDS}")
+    if args.first_seed < 0:
+        raise ConfigError(f"--first-seed {args.first_seed}: it must be 0 or more")
+    if not 1 <= args.jobs <= _MAX_JOBS:
+        raise ConfigError(f"--jobs {args.jobs}: it must be from 1 to {_MAX_JOBS}")
+    if args.verbose and args.seeds != 1:
+        raise ConfigError(f"--verbose shows one deployment; give --seeds 1 with it, not {args.seeds}")
+
+
+def _play_aloud(seed: int, console: Console) -> Tally:
+    from pdd.sim.chaos.campaign import Tally
+    from pdd.sim.chaos.play import play_seed
+
+    tally = Tally()
+    tally.add(play_seed(seed, lambda at, what: console.print(Text(f"{at:10.4f}  {what}"), soft_wrap=True)))
+    return tally
+
+
+@contextmanager
+def _counting(console: Console, *, total: int) -> Generator[Callable[[Played], None]]:
+    """Counts deployments: a bar for those who watch, now and then a line for a log."""
+    bar = Progress(
+        TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+    task = bar.add_task("deployments", total=total)
+
+    def advance(_: Played) -> None:
+        bar.advance(task)
+        done = int(bar.tasks[task].completed)
+        if not console.is_terminal and done % _WORLDS_PER_LINE == 0:
+            console.print(f"  {done} of {total} deployments after {bar.tasks[task].elapsed or 0.0:.0f} s")
+
+    with bar if console.is_terminal else nullcontext():
+        yield advance
+
+
+def _record(tally: Tally, seconds: float) -> dict[str, object]:
+    from pdd.sim.chaos.verdict import Wrong
+
+    return {
+        "worlds": tally.num_worlds,
+        "requests": tally.num_requests,
+        "faults": tally.num_faults,
+        "complete": tally.num_whole,
+        "refused": tally.num_refused,
+        "broken_off": tally.num_broken,
+        "left": tally.num_left,
+        **{wrong.value: tally.found[wrong] for wrong in Wrong},
+        "requests_per_s": round(tally.num_requests / seconds, 1),
+        "seconds": round(seconds, 1),
+        "commands": dict(sorted(tally.commands.items())),
+        "failures": [
+            {"seed": played.seed, "what": [finding.what for finding in played.findings[:_SHOWN_FINDINGS]]}
+            for played in tally.failures
+        ],
+    }
+
+
+def _show(console: Console, tally: Tally, seconds: float) -> None:
+    from pdd.sim.chaos.verdict import Wrong
+
+    for played in tally.failures:
+        for finding in played.findings[:_SHOWN_FINDINGS]:
+            line = f"seed {played.seed}: {finding.wrong.value.replace('_', ' ')}: {finding.what}"
+            console.print(Text("  ✗ ", style="bold red"), line, sep="")
+    console.print()
+    mark = Text("  ✗ ", style="bold red") if tally.failures else Text("  ✓ ", style="bold green")
+    found = ", ".join(f"{tally.found[wrong]} {wrong.value.replace('_', ' ')}" for wrong in Wrong)
+    console.print(mark, f"{tally.num_requests} requests in {tally.num_worlds} deployments: {found}", sep="")
+    console.print(
+        f"    {tally.num_whole} complete, {tally.num_refused} refused, {tally.num_broken} broken off, {tally.num_left} left "
+        f"by their clients; {tally.num_faults} faults; {tally.num_requests / seconds:.0f} requests/s"
+    )
+    if tally.failures:
+        seed = tally.failures[0].seed
+        console.print(f"    to see the first again: pdd sim chaos --first-seed {seed} --seeds 1 --verbose")
