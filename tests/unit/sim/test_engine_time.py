@@ -1,5 +1,7 @@
 """The roofline, and the arithmetic that sums up many decode steps at once."""
 
+from itertools import pairwise
+
 import pytest
 
 from pdd.core.errors import ConfigError
@@ -29,7 +31,7 @@ def test_compute_that_overtakes_memory_in_the_middle_is_summed_exactly():
     durations = [
         engine.decode_steps(1, num_decodes=150, num_context=150 * context) for context in range(300, 60_000, 500)
     ]
-    growths = {round((after - before) * 1e9) for before, after in zip(durations, durations[1:], strict=False)}
+    growths = {round((after - before) * 1e9) for before, after in pairwise(durations)}
     assert len(growths) >= 2, "this case no longer crosses"
     total = engine.decode_steps(59_000, num_decodes=150, num_context=150 * 300)
     single = sum(engine.decode_steps(1, num_decodes=150, num_context=150 * (300 + step)) for step in range(59_000))
