@@ -28,7 +28,10 @@ class ShedReason(StrEnum):
 
     QUEUE_FULL = "queue_full"
     TENANT_LIMIT = "tenant_limit"
+    QUEUE_TOO_LONG = "queue_too_long"
+    """Its turn would not come within the time that requests may wait."""
     QUEUE_TIMEOUT = "queue_timeout"
+    """Its turn was expected to come in time, and did not."""
     NO_WORKER = "no_worker"
 
 

@@ -63,11 +63,11 @@ class WaitingRoom:
         """Takes a place or stands in line: ``wait`` tells.
 
         Raises:
-            CapacityExhausted: the line is full.
+            CapacityExhausted: the line is full, or its turn would not come in time.
             TenantOverLimit: this tenant's share of it is.
         """
         entry = Entry(request.tenant, cost_of(request))
-        reason = self._line.why_not(request.tenant)
+        reason = self._line.why_not(request.tenant) or self._why_not_in_time(entry)
         if reason is not None:
             raise self._turned_away(reason, entry)
         place = Place(entry, self._clock.now())
@@ -119,23 +119,33 @@ class WaitingRoom:
         self._shed[ShedReason.NO_WORKER] += 1
         return Unavailable(message, retry_after_s=self.retry_after())
 
+    def _why_not_in_time(self, entry: Entry) -> ShedReason | None:
+        """It is better to be turned away at once than after having waited. Its own cost stands for the place it waits for."""
+        rate = self._drain.per_second
+        if rate is None or not self._line.is_saturated:
+            return None
+        wait = (self._line.cost_ahead_of(entry.tenant) + entry.cost) / rate
+        return None if wait <= self._settings.admission.max_queue_s else ShedReason.QUEUE_TOO_LONG
+
     def _turned_away(self, reason: ShedReason, entry: Entry) -> CapacityExhausted:
         self._shed[reason] += 1
-        own = reason is ShedReason.TENANT_LIMIT
-        ahead = self._line.cost_ahead_of(entry.tenant) if own else self._line.waiting_cost
+        full = reason is ShedReason.QUEUE_FULL
+        ahead = self._line.waiting_cost if full else self._line.cost_ahead_of(entry.tenant)
         retry_after = self._advice.take_turn(self._clock.now(), ahead=ahead, cost=entry.cost)
-        if own:
-            return TenantOverLimit(self._tenant_message(entry.tenant), retry_after_s=retry_after)
-        return CapacityExhausted(self._message(reason), retry_after_s=retry_after)
+        kind = TenantOverLimit if reason is ShedReason.TENANT_LIMIT else CapacityExhausted
+        return kind(self._message(reason, entry.tenant), retry_after_s=retry_after)
 
-    def _message(self, reason: ShedReason) -> str:
-        line = self._line
-        if reason is ShedReason.QUEUE_TIMEOUT:
-            return f"no place became free within {self._settings.admission.max_queue_s:g} s"
-        return f"{line.num_running} requests are being served and {line.num_waiting} wait, the limit"
-
-    def _tenant_message(self, tenant: TenantId) -> str:
-        return f"{self._line.max_waiting_of(tenant)} requests of this tenant wait, its share of the queue"
+    def _message(self, reason: ShedReason, tenant: TenantId) -> str:
+        limit = self._settings.admission.max_queue_s
+        match reason:
+            case ShedReason.TENANT_LIMIT:
+                return f"{self._line.max_waiting_of(tenant)} requests of this tenant wait, its share of the queue"
+            case ShedReason.QUEUE_TOO_LONG:
+                return f"{self._line.num_waiting} requests wait: a place would not become free within {limit:g} s"
+            case ShedReason.QUEUE_TIMEOUT:
+                return f"no place became free within {limit:g} s"
+            case _:
+                return f"{self.num_running} requests are being served and {self.num_waiting} wait, the limit"
 
 
 def cost_of(request: TokenRequest) -> int:

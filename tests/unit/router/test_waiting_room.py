@@ -1,0 +1,276 @@
+"""Requests beyond what is served at a time: who waits, who is turned away, and that nobody is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from pdd.core.errors import CapacityExhausted, PddError, TenantOverLimit, Unavailable
+from pdd.core.ids import RequestId, TenantId
+from pdd.core.request import Role
+from pdd.core.topology import AdmissionTable
+from pdd.core.units import Seconds
+from pdd.policy.admission import ShedReason
+from pdd.router.base import TokenRequest
+from pdd.router.driver.settings import DriverSettings
+from pdd.sim.loop import run
+from tests.support.worlds import SETTINGS, Outcome, World, WorldSpec, ask, check_spans, make_request, running_world
+
+BIG, SMALL = TenantId("big"), TenantId("small")
+
+
+def settings(*, places: int = 1, waiting: int = 8, wait: float = 30.0, **weights: float) -> DriverSettings:
+    return replace(
+        SETTINGS,
+        max_open_requests=places,
+        admission=AdmissionTable(max_queued_requests=waiting, max_queue_s=Seconds(wait)),
+        tenant_weights={TenantId(name): weight for name, weight in weights.items()},
+    )
+
+
+def request(number: int, tenant: TenantId = BIG, *, max_tokens: int = 20) -> TokenRequest:
+    """About half a second of work."""
+    return replace(make_request(number, prompt_tokens=20, max_tokens=max_tokens), tenant=tenant)
+
+
+def play(limits: DriverSettings, scene: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with running_world(WorldSpec(blocks_per_s=1000.0, settings=limits)) as world:
+            await scene(world)
+            await world.settle()
+            await world.check_idle()
+            assert (world.driver.room.num_running, world.driver.room.num_waiting) == (0, 0)
+
+    run(main())
+
+
+async def together(world: World, requests: list[TokenRequest]) -> list[Outcome | PddError]:
+    """What each client gets, in the order of ``requests``; all ask at once."""
+    answers: dict[RequestId, Outcome | PddError] = {}
+
+    async def one(each: TokenRequest) -> None:
+        try:
+            answers[each.request_id] = await ask(world, each)
+        except PddError as error:
+            answers[each.request_id] = error
+
+    async with asyncio.TaskGroup() as tasks:
+        for each in requests:
+            tasks.create_task(one(each))
+    return [answers[each.request_id] for each in requests]
+
+
+def served(answers: list[Outcome | PddError]) -> list[Outcome]:
+    return [answer for answer in answers if isinstance(answer, Outcome)]
+
+
+def test_requests_beyond_the_limit_wait_and_are_answered_in_order() -> None:
+    async def scene(world: World) -> None:
+        answers = served(await together(world, [request(number) for number in range(4)]))
+        waits = [answer.report.queued_s for answer in answers]
+        assert len(answers) == 4
+        assert waits == sorted(waits)
+        assert waits[0] == 0
+        assert waits[1] > 0.3
+        first, second = answers[0].event_names, answers[1].event_names
+        assert first[:2] == ["opened", "prefill_started"]
+        assert second[:4] == ["opened", "queued", "admitted", "prefill_started"]
+        assert answers[3].report.ttft_s > answers[3].report.queued_s
+
+    play(settings(), scene)
+
+
+def test_a_full_line_turns_away_with_a_time_to_come_back() -> None:
+    async def scene(world: World) -> None:
+        answers = await together(world, [request(number) for number in range(6)])
+        refusals = [answer for answer in answers if isinstance(answer, CapacityExhausted)]
+        assert len(served(answers)) == 3
+        assert all(1 <= refusal.retry_after_s <= 60 for refusal in refusals)
+        assert world.driver.room.shed == {ShedReason.QUEUE_FULL: 3}
+
+    play(settings(waiting=2), scene)
+
+
+def test_a_tenant_beyond_its_share_of_the_line_is_told_so_and_the_other_still_comes_in() -> None:
+    async def scene(world: World) -> None:
+        requests = [request(number) for number in range(6)]
+        answers = await together(world, [*requests, request(6, SMALL), request(7, SMALL)])
+        assert [type(answer) for answer in answers[3:6]] == [TenantOverLimit] * 3
+        assert len(served(answers)) == 5
+        assert world.driver.room.shed == {ShedReason.TENANT_LIMIT: 3}
+
+    play(settings(waiting=4, big=1.0, small=1.0), scene)
+
+
+def test_whoever_has_waited_too_long_is_turned_away_and_holds_nothing() -> None:
+    async def scene(world: World) -> None:
+        answers = await together(world, [request(0, max_tokens=100), request(1), request(2)])
+        assert len(served(answers)) == 1
+        assert world.driver.room.shed == {ShedReason.QUEUE_TIMEOUT: 2}
+        _ = await ask(world, request(3))
+
+    play(settings(wait=0.7), scene)
+
+
+def test_whose_turn_would_not_come_in_time_is_turned_away_at_once() -> None:
+    async def scene(world: World) -> None:
+        loop = asyncio.get_running_loop()
+        _ = await together(world, [request(number) for number in range(4)])
+        began = loop.time()
+        seconds: list[float] = []
+
+        async def late(number: int) -> None:
+            try:
+                _ = await ask(world, request(number))
+            except CapacityExhausted:
+                seconds.append(loop.time() - began)
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(10, 20):
+                tasks.create_task(late(number))
+        assert seconds
+        assert set(seconds) == {0.0}
+        assert world.driver.room.shed[ShedReason.QUEUE_TOO_LONG] == len(seconds)
+
+    play(settings(waiting=100, wait=2.0), scene)
+
+
+def test_a_client_that_leaves_the_line_makes_room_at_once_and_takes_no_ones_turn() -> None:
+    async def scene(world: World) -> None:
+        async with world.driver.open(request(0)) as first:
+            async with asyncio.timeout(1), world.driver.open(request(1)):
+                assert world.driver.room.num_waiting == 1
+            assert (world.driver.room.num_waiting, world.driver.num_open) == (0, 1)
+            async with world.driver.open(request(2)) as third:
+                tokens = [token async for span in first for token in span.tokens]
+                assert len(tokens) == 20
+                check_spans(request(2), [span async for span in third])
+
+    play(settings(waiting=1), scene)
+
+
+def test_a_client_in_line_is_told_when_the_router_stops() -> None:
+    async def main() -> None:
+        told: list[PddError] = []
+
+        async def read(world: World, number: int) -> None:
+            async with world.driver.open(request(number)) as answer:
+                try:
+                    _ = [span async for span in answer]
+                except PddError as error:
+                    told.append(error)
+
+        async with asyncio.TaskGroup() as clients, running_world(WorldSpec(settings=settings())) as world:
+            clients.create_task(read(world, 0))
+            clients.create_task(read(world, 1))
+            await asyncio.sleep(0.2)
+            assert world.driver.room.num_waiting == 1
+        assert [str(error) for error in told] == ["the router is stopping"]
+        assert (world.driver.room.num_running, world.driver.num_open) == (0, 0)
+
+    run(main())
+
+
+def test_a_request_whose_turn_comes_when_nobody_is_up_is_told_so() -> None:
+    async def scene(world: World) -> None:
+        async def fail_everybody() -> None:
+            await asyncio.sleep(0.2)
+            for role in (Role.PREFILL, Role.RELAY_DECODE, Role.MAIN_DECODE):
+                world.engines[role][0].die()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail_everybody())
+            answers = await together(world, [request(0, max_tokens=200), request(1)])
+        assert [isinstance(answer, Unavailable) for answer in answers] == [True, True]
+        assert world.driver.room.shed[ShedReason.NO_WORKER] == 1
+
+    play(settings(), scene)
+
+
+# A burst ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Burst:
+    """What came of a minute of ten times the capacity."""
+
+    answers: dict[TenantId, list[Outcome]]
+    refusals: dict[TenantId, list[CapacityExhausted]]
+    recovered_after: float
+
+
+CAPACITY = 4.0
+"""Requests a second: two places, half a second each."""
+
+
+async def _send(world: World, burst: Burst, each: TokenRequest, at: float) -> None:
+    await asyncio.sleep(at)
+    try:
+        burst.answers[each.tenant].append(await ask(world, each))
+    except CapacityExhausted as refusal:
+        burst.refusals[each.tenant].append(refusal)
+
+
+async def _play_burst(world: World) -> Burst:
+    burst = Burst({BIG: [], SMALL: []}, {BIG: [], SMALL: []}, 0.0)
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(int(10 * CAPACITY * 60)):
+            tasks.create_task(_send(world, burst, request(number), number / (10 * CAPACITY)))
+        for number in range(60):
+            tasks.create_task(_send(world, burst, request(100_000 + number, SMALL), number + 0.5))
+    burst.recovered_after = asyncio.get_running_loop().time() - 60
+    last = await ask(world, request(999_999))
+    assert last.report.queued_s == 0
+    return burst
+
+
+@pytest.mark.timeout(300)
+def test_a_minute_of_ten_times_the_capacity_loses_nothing_that_was_accepted_and_is_fair() -> None:
+    limits = settings(places=2, waiting=32, wait=10.0, big=1.0, small=1.0)
+
+    async def scene(world: World) -> None:
+        burst = await _play_burst(world)  # ``ask`` has checked that every answer is whole
+        big, small = burst.answers[BIG], burst.answers[SMALL]
+        assert len(big) + len(burst.refusals[BIG]) == 10 * CAPACITY * 60
+        assert len(big) > 0.7 * CAPACITY * 60
+        assert all(1 <= refusal.retry_after_s <= 60 for refusal in burst.refusals[BIG])
+        assert max(refusal.retry_after_s for refusal in burst.refusals[BIG]) > 10
+        assert world.driver.room.shed.get(ShedReason.QUEUE_TIMEOUT, 0) == 0
+        assert burst.refusals[SMALL] == []
+        assert len(small) == 60
+        assert max(answer.report.queued_s for answer in small) < 1.0
+        assert max(answer.report.queued_s for answer in big) <= 10.0
+        assert burst.recovered_after < 11.0
+
+    play(limits, scene)
+
+
+@pytest.mark.timeout(300)
+def test_those_turned_away_who_come_back_when_told_are_served_soon_and_seldom_turned_away_again() -> None:
+    tries: Counter[int] = Counter()
+
+    async def persist(world: World, number: int) -> None:
+        await asyncio.sleep(number / (10 * CAPACITY))
+        for attempt in range(1, 20):
+            try:
+                _ = await ask(world, replace(request(number), request_id=RequestId(f"r{number}.{attempt}")))
+            except CapacityExhausted as refusal:
+                await asyncio.sleep(refusal.retry_after_s)
+            else:
+                tries[attempt] += 1
+                return
+
+    async def scene(world: World) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(int(10 * CAPACITY * 6)):
+                tasks.create_task(persist(world, number))
+        assert tries.total() == 10 * CAPACITY * 6
+        assert max(tries) <= 4
+        assert asyncio.get_running_loop().time() < 1.5 * 60
+
+    play(settings(places=2, waiting=16, wait=10.0), scene)
