@@ -1,0 +1,1 @@
+"""Systems and policies against each other in the same worlds."""

@@ -1,0 +1,1 @@
+"""The published evaluation, simulated."""

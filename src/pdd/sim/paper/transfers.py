@@ -1,0 +1,83 @@
+"""The table of KV transfer times, on the link model alone: the tail near full load needs hundreds of thousands of transfers.
+
+Everything but three constants is given: the load follows from the published rate, length and hit rate (0.92 of the line), the
+lengths' spread from a public trace of agents. Fitted are the arrivals' waves; the latency is a published measurement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+
+from pdd.core.units import Seconds, bytes_per_second
+from pdd.sim.compare.estimates import percentile
+from pdd.sim.paper.published import ANSWER_TOKENS, LINE_RATE, PROMPT_TOKENS, REQUESTS_PER_S
+from pdd.sim.paper.sharing import Transfer, share_line
+from pdd.sim.workload.arrivals import Arrivals, arrival_times
+from pdd.sim.workload.conversations import Lengths
+from pdd.sim.workload.hits import HitRates, draw_hit_rate
+
+ARRIVALS = Arrivals(requests_per_s=REQUESTS_PER_S, swing=0.27, mean_wave_s=Seconds(10.0))
+LENGTH_SPREAD = 0.53
+LATENCY = Seconds(0.15)
+NUM_CONNECTIONS = 512
+KV_BYTES_PER_TOKEN = 4387
+"""23 GB/s for 80 requests/s of 65,536 tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferJob:
+    """One simulation: requests with these hit rates."""
+
+    kind: str
+    hit_rates: HitRates
+    seed: int
+    num_requests: int = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferTable:
+    """Of one seed. ``utilisation`` is of the line, ``busy_share`` of requests found no free connection."""
+
+    kind: str
+    seed: int
+    p50: Seconds
+    p90: Seconds
+    p99: Seconds
+    mean_wait_s: Seconds
+    busy_share: float
+    utilisation: float
+
+
+def measure_transfers(job: TransferJob) -> TransferTable:
+    """The first tenth is left out: it finds an empty line."""
+    rate = bytes_per_second(LINE_RATE)
+    transfers = draw_transfers(job)
+    done = share_line(transfers, rate=rate, num_connections=NUM_CONNECTIONS, latency=LATENCY)
+    measured = done[len(done) // 10 :]
+    took = sorted(each.took_s for each in measured)
+    waited = [each.waited_s for each in measured]
+    return TransferTable(
+        kind=job.kind,
+        seed=job.seed,
+        p50=Seconds(percentile(took, 50)),
+        p90=Seconds(percentile(took, 90)),
+        p99=Seconds(percentile(took, 99)),
+        mean_wait_s=Seconds(sum(waited) / len(waited)),
+        busy_share=sum(wait > 0 for wait in waited) / len(waited),
+        utilisation=sum(each.num_bytes for each in transfers) / rate / transfers[-1].at,
+    )
+
+
+def draw_transfers(job: TransferJob) -> list[Transfer]:
+    """Each request's missed tokens, at its moment."""
+    chance = Random(job.seed)  # noqa: S311 (not for secrets)
+    lengths = Lengths(mean=PROMPT_TOKENS, spread=LENGTH_SPREAD, least=ANSWER_TOKENS, most=16 * PROMPT_TOKENS)
+    return [
+        Transfer(
+            at=moment,
+            num_bytes=lengths.draw(chance) * (1 - draw_hit_rate(job.hit_rates, chance)) * KV_BYTES_PER_TOKEN,
+        )
+        for moment in islice(arrival_times(ARRIVALS, chance), job.num_requests)
+    ]
