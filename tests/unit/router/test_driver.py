@@ -655,8 +655,8 @@ def test_an_engine_that_sends_nothing_for_half_a_minute_is_lost_and_suspected(
             await finish(world)
 
     run(main())
-    assert [r.message for r in caplog.records if r.message.startswith("worker_down")] == [
-        "worker_down worker=main_decode-0 role=main_decode reason=a generation failed"
+    assert [r.message for r in caplog.records if r.message.startswith("worker_suspect")] == [
+        "worker_suspect worker=main_decode-0 role=main_decode breaker=closed"
     ]
 
 

@@ -7,11 +7,14 @@ from typing import Any
 from pdd.core.errors import Unavailable
 from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Generation, Role, TokenSpan
+from pdd.core.topology import HealthTable
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.kvnode.memory_network import MemoryNetwork
+from pdd.policy.health import BreakerState
 from pdd.router.clock import LoopClock
-from pdd.router.driver.pool import Pool, Worker
+from pdd.router.driver.placement import Placement
+from pdd.router.driver.pool import Pool, Seat, Worker
 from pdd.router.driver.settings import DriverSettings
 from pdd.sim.loop import run
 from tests.support.worlds import KV_FORMAT
@@ -41,11 +44,14 @@ class SwitchedEngine:
 
 
 class Deployment:
-    def __init__(self, *names: str, role: Role = Role.MAIN_DECODE) -> None:
+    def __init__(
+        self, *names: str, role: Role = Role.MAIN_DECODE, model: str | None = None, health: HealthTable | None = None
+    ) -> None:
         self.node = MemoryNetwork(KV_FORMAT).add(NodeId("node"), capacity=4)
         self.engines = {name: SwitchedEngine(name) for name in names}
         workers = [Worker(engine=e, node=self.node, role=role, cluster="A") for e in self.engines.values()]
-        self.pool = Pool(workers, DriverSettings(), LoopClock())
+        self.pool = Pool(workers, DriverSettings(health=health or HealthTable()), LoopClock(), model=model)
+        self.placement = Placement.of(self.pool)
 
     def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
@@ -58,8 +64,13 @@ class Deployment:
         run(main())
 
     def take(self, role: Role = Role.MAIN_DECODE, avoid: frozenset[WorkerId] = frozenset()) -> str | None:
-        seat = self.pool.pick(role, avoid=avoid)
+        seat = self.placement.pick(role, (), avoid=avoid)
         return None if seat is None else seat.worker.name
+
+    def sit(self) -> Seat:
+        seat = self.placement.pick(Role.MAIN_DECODE, ())
+        assert seat is not None
+        return seat
 
 
 def test_picks_go_to_the_fewest_seats_and_then_to_the_lowest_name() -> None:
@@ -75,8 +86,7 @@ def test_a_seat_given_back_counts_no_more_however_often_it_is_given_back() -> No
     deployment = Deployment("a", "b")
 
     async def scene() -> None:
-        seat = deployment.pool.pick(Role.MAIN_DECODE)
-        assert seat is not None
+        seat = deployment.sit()
         deployment.take()
         deployment.take()
         deployment.pool.release(seat)
@@ -123,12 +133,237 @@ def test_a_worker_that_goes_down_is_noticed_and_comes_back_by_itself() -> None:
     deployment.play(scene)
 
 
-def test_a_worker_that_does_not_answer_is_down() -> None:
+def test_a_worker_is_down_once_it_has_left_so_many_checks_in_a_row_unanswered() -> None:
+    """One each second, two seconds for each, the next one at once: after at most five seconds two are lost."""
     deployment = Deployment("a", "b")
 
     async def scene() -> None:
+        seat = deployment.sit()
         deployment.engines["a"].hangs = True
         await asyncio.sleep(3.5)
+        assert deployment.pool.holds(seat), "one late answer says little"
+        await asyncio.sleep(2.0)
+        assert not deployment.pool.holds(seat)
+        assert seat.down
+        assert [deployment.take() for _ in range(2)] == ["b", "b"]
+
+    deployment.play(scene)
+
+
+def test_a_late_answer_between_two_others_changes_nothing() -> None:
+    deployment = Deployment("a")
+
+    async def scene() -> None:
+        seat = deployment.sit()
+        for _ in range(3):
+            deployment.engines["a"].hangs = True
+            await asyncio.sleep(1.5)
+            deployment.engines["a"].hangs = False
+            await asyncio.sleep(4.0)
+        assert deployment.pool.holds(seat)
+
+    deployment.play(scene)
+
+
+def test_a_worker_of_whom_something_was_heard_during_a_check_lives_however_late_its_answer_is() -> None:
+    deployment = Deployment("a")
+
+    async def scene() -> None:
+        seat = deployment.sit()
+        deployment.engines["a"].hangs = True
+        for _ in range(30):
+            await asyncio.sleep(1.0)
+            seat.lifetime.heard = True
+        assert deployment.pool.holds(seat)
+        await asyncio.sleep(8.0)
+        assert seat.down
+
+    deployment.play(scene)
+
+
+def test_a_worker_may_have_to_answer_more_than_once_to_be_up_again_but_not_at_first() -> None:
+    deployment = Deployment("a", health=HealthTable(checks_to_up=3))
+
+    async def scene() -> None:
+        assert deployment.take() == "a"
+        deployment.engines["a"].up = False
+        await asyncio.sleep(1.5)
+        deployment.engines["a"].up = True
+        await asyncio.sleep(2.1)
+        assert deployment.take() is None
+        await asyncio.sleep(1.0)
+        assert deployment.take() == "a"
+
+    deployment.play(scene)
+
+
+def test_a_hung_process_that_goes_on_is_up_again_but_what_it_was_asked_before_is_lost() -> None:
+    deployment = Deployment("a")
+
+    async def scene() -> None:
+        seat = deployment.sit()
+        deployment.engines["a"].hangs = True
+        await asyncio.sleep(6.0)
+        deployment.engines["a"].hangs = False
+        await asyncio.sleep(3.0)
+        assert deployment.take() == "a"
+        assert not deployment.pool.holds(seat)
+        assert [status.restarts for status in deployment.pool.status()] == [0]
+
+    deployment.play(scene)
+
+
+def test_whoever_waits_at_a_worker_is_told_at_once_and_once_when_it_is_down() -> None:
+    deployment = Deployment("a")
+
+    async def scene() -> None:
+        seat, told = deployment.sit(), list[float]()
+        forget = seat.lifetime.on_end(lambda: told.append(-1.0))
+        seat.lifetime.on_end(lambda: told.append(asyncio.get_running_loop().time()))
+        forget()
+        deployment.engines["a"].up = False
+        await asyncio.sleep(10.0)
+        assert told == [1.0], "with the first check"
+        seat.lifetime.on_end(lambda: told.append(0.0))
+        assert told == [1.0, 0.0], "who comes too late is told, too"
+
+    deployment.play(scene)
+
+
+def test_a_worker_that_serves_another_model_is_down_and_says_why() -> None:
+    deployment = Deployment("a", model="other")
+
+    async def scene() -> None:
+        assert deployment.take() is None
+        (status,) = deployment.pool.status()
+        assert status.why_down == "it serves model 'm', not 'other'"
+
+    deployment.play(scene)
+
+
+def test_load_is_counted_over_those_that_are_up() -> None:
+    deployment = Deployment("a", "b")
+
+    async def scene() -> None:
+        for _ in range(8):
+            deployment.take()
+        assert deployment.pool.load(Role.MAIN_DECODE) == 8 / 32
+        assert deployment.pool.num_up(Role.MAIN_DECODE) == 2
+        deployment.engines["a"].up = False
+        await asyncio.sleep(1.5)
+        assert deployment.pool.load(Role.MAIN_DECODE) == 4 / 16
+        assert deployment.pool.num_up(Role.MAIN_DECODE) == 1
+        assert deployment.pool.load(Role.PREFILL) == 1.0, "nobody has room if nobody is there"
+
+    deployment.play(scene)
+
+
+# The breaker ----------------------------------------------------------------------------------------------------------
+
+
+async def break_off(deployment: Deployment, times: int) -> None:
+    """Generations at ``a`` break off, one after another; each time it answers its next check."""
+    for _ in range(times):
+        (candidate,) = [s for s in deployment.pool.candidates(Role.MAIN_DECODE) if s.worker.name == "a"]
+        seat = deployment.pool.take(candidate.worker.name)
+        deployment.pool.suspect(seat)
+        deployment.pool.release(seat)
+        await asyncio.sleep(0.01)
+
+
+def test_a_worker_whose_generations_break_off_is_passed_over_though_it_answers_its_checks() -> None:
+    deployment = Deployment("a", "b")
+
+    async def scene() -> None:
+        await break_off(deployment, 2)
+        assert deployment.take() == "a"
+        await break_off(deployment, 1)
+        assert [deployment.take() for _ in range(5)] == ["b"] * 5
+        assert [status.breaker for status in deployment.pool.status()] == [BreakerState.OPEN, BreakerState.CLOSED]
+
+    deployment.play(scene)
+
+
+def test_after_a_while_one_request_tries_it_again_and_its_success_closes_the_breaker() -> None:
+    deployment = Deployment("a", "b")
+
+    async def scene() -> None:
+        await break_off(deployment, 3)
+        await asyncio.sleep(5.0)
+        trial = deployment.sit()
+        assert trial.worker.name == "a"
+        assert deployment.take() == "b", "one tries, the others wait for how it ends"
+        assert deployment.take() == "b"
+        deployment.pool.vouch(trial)
+        deployment.pool.release(trial)
+        assert [deployment.take() for _ in range(2)] == ["a", "a"]
+
+    deployment.play(scene)
+
+
+def test_a_trial_that_told_nothing_is_followed_by_another() -> None:
+    deployment = Deployment("a", "b")
+
+    async def scene() -> None:
+        await break_off(deployment, 3)
+        await asyncio.sleep(5.0)
+        for _ in range(2):
+            trial = deployment.sit()
+            assert trial.worker.name == "a"
+            deployment.pool.release(trial)
+
+    deployment.play(scene)
+
+
+def test_a_trial_that_fails_opens_the_breaker_for_twice_as_long() -> None:
+    deployment = Deployment("a", "b")
+
+    async def scene() -> None:
+        await break_off(deployment, 3)
+        await asyncio.sleep(5.0)
+        await break_off(deployment, 1)
+        await asyncio.sleep(9.9)
+        assert deployment.take() == "b"
+        await asyncio.sleep(0.1)
+        assert deployment.take() == "a"
+
+    deployment.play(scene)
+
+
+def test_the_last_worker_is_never_taken_away_by_its_breaker() -> None:
+    deployment = Deployment("a")
+
+    async def scene() -> None:
+        await break_off(deployment, 3)
+        assert deployment.take() == "a", "it may fail; a refusal surely does"
+        assert deployment.pool.has(Role.MAIN_DECODE)
+
+    deployment.play(scene)
+
+
+def test_the_end_of_one_process_counts_as_one_failure_however_much_ran_there() -> None:
+    deployment = Deployment("a")
+
+    async def scene() -> None:
+        seats = [deployment.sit() for _ in range(10)]
+        for seat in seats:
+            deployment.pool.suspect(seat)
+        await asyncio.sleep(0.01)
+        assert [status.breaker for status in deployment.pool.status()] == [BreakerState.CLOSED]
+
+    deployment.play(scene)
+
+
+def test_pools_that_were_empty_fill_again_by_themselves() -> None:
+    deployment = Deployment("a", "b")
+
+    async def scene() -> None:
+        for engine in deployment.engines.values():
+            engine.up = False
+        await asyncio.sleep(600.0)
+        assert not deployment.pool.has(Role.MAIN_DECODE)
+        deployment.engines["b"].up = True
+        await asyncio.sleep(1.5)
         assert deployment.take() == "b"
 
     deployment.play(scene)
@@ -138,8 +373,7 @@ def test_a_suspect_is_down_at_once_and_up_with_its_next_answer() -> None:
     deployment = Deployment("a")
 
     async def scene() -> None:
-        seat = deployment.pool.pick(Role.MAIN_DECODE)
-        assert seat is not None
+        seat = deployment.sit()
         deployment.pool.suspect(seat)
         assert deployment.take() is None
         assert not deployment.pool.holds(seat)
@@ -155,8 +389,7 @@ def test_an_answer_that_was_on_its_way_when_the_worker_failed_does_not_clear_it(
     engine = deployment.engines["a"]
 
     async def scene() -> None:
-        seat = deployment.pool.pick(Role.MAIN_DECODE)
-        assert seat is not None
+        seat = deployment.sit()
         engine.up = False
         answer = engine.info
 
@@ -179,8 +412,7 @@ def test_a_restarted_worker_is_another_one() -> None:
     deployment = Deployment("a")
 
     async def scene() -> None:
-        seat = deployment.pool.pick(Role.MAIN_DECODE)
-        assert seat is not None
+        seat = deployment.sit()
         deployment.engines["a"].life = 2
         await asyncio.sleep(1.5)
         assert not deployment.pool.holds(seat)
@@ -202,6 +434,7 @@ def test_nodes_are_known_by_their_last_answer() -> None:
         deployment.node.restart()
         await asyncio.sleep(1.5)
         after = deployment.pool.node_instance(NodeId("node"))
+        assert deployment.pool.node_returns(NodeId("node")) == 2
         assert None not in (before, after)
         assert before != after
 

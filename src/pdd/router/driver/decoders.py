@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 
 from pdd.core.clock import Clock
 from pdd.core.errors import CapacityExhausted, InvalidRequest, PddError, WorkerFailed
-from pdd.core.request import Generation, TokenSpan
+from pdd.core.request import Generation, Role, TokenSpan
 from pdd.core.units import Seconds
 from pdd.protocol import relay
 from pdd.router.driver.mailbox import Inbox, InboxEvent, Refusal, RouteDue
-from pdd.router.driver.patience import closing_within, never_silent
+from pdd.router.driver.patience import Vigil, closing_within
 from pdd.router.driver.pool import Pool, Seat
 from pdd.router.driver.settings import DriverSettings
 
 _logger = logging.getLogger(__name__)
+
+Hear = Callable[[Generation, TokenSpan], Awaitable[None]]
+"""What is done with a span."""
 
 
 class Decoders:
@@ -49,15 +51,16 @@ class Decoders:
         return self._seats.get(attempt)
 
     def decode(self, seat: Seat, generation: Generation, *, has_prompt: bool) -> None:
-        """Starts a generation: its spans become ``TokensDecoded``, its failure, or a long silence, ``WorkerLost``.
+        """Starts a generation: its spans become ``TokensDecoded``, its failure, a long silence, or the end of its worker's
+        process ``WorkerLost``.
 
         ``has_prompt``: the prompt's KV is at the worker's node, so its first token is due as soon as any other.
         """
-        self._start(seat, generation, self._decode(seat, generation, has_prompt=has_prompt))
+        self._start(seat, generation, self._listen(seat, generation, self._pass_on, has_prompt=has_prompt))
 
     def extend(self, seat: Seat, generation: Generation, *, has_prompt: bool) -> None:
         """Starts a generation of one token, which is dropped: it becomes ``Extended`` or ``WorkerLost``."""
-        self._start(seat, generation, self._extend(seat, generation, has_prompt=has_prompt))
+        self._start(seat, generation, self._listen(seat, generation, self._drop, has_prompt=has_prompt))
 
     def stop(self, attempt: int) -> None:
         """Aborts an attempt; ended ones are ignored."""
@@ -93,43 +96,54 @@ class Decoders:
         self._running[attempt] = task
         task.add_done_callback(lambda _: self._running.pop(attempt, None))
 
-    @asynccontextmanager
-    async def _spans(
-        self, seat: Seat, generation: Generation, *, has_prompt: bool
-    ) -> AsyncGenerator[AsyncGenerator[TokenSpan]]:
-        """The engine's spans. An engine that hangs may well keep its connection alive, so silence counts as a loss."""
-        settings = self._settings
+    async def _listen(self, seat: Seat, generation: Generation, hear: Hear, *, has_prompt: bool) -> None:
+        """Hands each span to ``hear``, until the last one, or until the worker fails or is told to stop."""
+        settings, course = self._settings, _Course(generation)
+        # An engine that hangs may well keep its connection alive, so silence counts as a loss.
         first = settings.decode_patience if has_prompt else settings.prefill_patience
         spans = seat.worker.engine.generate(generation)
-        async with (
-            closing_within(spans, settings.release_patience),
-            aclosing(never_silent(spans, first=first, later=settings.decode_patience)) as heard,
-        ):
-            yield heard
-
-    async def _decode(self, seat: Seat, generation: Generation, *, has_prompt: bool) -> None:
+        vigil = Vigil(spans, seat.lifetime, first=first, later=settings.decode_patience)
         try:
-            async with self._spans(seat, generation, has_prompt=has_prompt) as spans:
-                async for span in spans:
-                    if generation.first_position == 0:
-                        await self.admitted.wait()
-                    await self._inbox.put(_as_event(generation.attempt, span))
-                    if span.finish_reason is not None:
-                        return
-            raise WorkerFailed("the engine's stream ended without a finish reason")
+            async with closing_within(spans, settings.release_patience):
+                with vigil.kept():
+                    await self._hear_all(vigil, course, seat, generation, hear)
         except PddError as error:
+            course.failed = True
             self._report(seat, generation, error)
+        finally:
+            if course.num_spans and not course.failed:
+                self._pool.vouch(seat)
+                self._note_pace(seat, course.num_later_tokens, vigil.waited)
 
-    async def _extend(self, seat: Seat, generation: Generation, *, has_prompt: bool) -> None:
-        try:
-            async with self._spans(seat, generation, has_prompt=has_prompt) as spans:
-                async for span in spans:
-                    if span.finish_reason is not None:
-                        self._inbox.post(relay.Extended(attempt=generation.attempt))
-                        return
-            raise WorkerFailed("the engine's stream ended without a finish reason")
-        except PddError as error:
-            self._report(seat, generation, error)
+    async def _hear_all(self, vigil: Vigil, course: _Course, seat: Seat, generation: Generation, hear: Hear) -> None:
+        while (span := await vigil.next()) is not None:
+            course.accept(span)
+            if course.num_spans == 1:
+                self._note_first(seat, generation)
+            await hear(generation, span)
+            if span.finish_reason is not None:
+                return
+        raise WorkerFailed("the engine's stream ended without a finish reason")
+
+    async def _pass_on(self, generation: Generation, span: TokenSpan) -> None:
+        """Of a decode."""
+        if generation.first_position == 0:
+            await self.admitted.wait()
+        await self._inbox.put(_as_event(generation.attempt, span))
+
+    async def _drop(self, generation: Generation, span: TokenSpan) -> None:
+        """Of an extend."""
+        if span.finish_reason is not None:
+            self._inbox.post(relay.Extended(attempt=generation.attempt))
+
+    def _note_first(self, seat: Seat, generation: Generation) -> None:
+        if seat.worker.role is Role.PREFILL and generation.first_position == 0:
+            self._pool.prefilled(seat)
+
+    def _note_pace(self, seat: Seat, num_tokens: int, seconds: Seconds) -> None:
+        """What prefill decodes in need says nothing about how fast it computes prompts."""
+        if seat.worker.role is not Role.PREFILL and num_tokens:
+            self._pool.decoded(seat, num_tokens=num_tokens, seconds=seconds)
 
     def _report(self, seat: Seat, generation: Generation, error: PddError) -> None:
         self._last_error = error
@@ -152,6 +166,29 @@ class Decoders:
     async def _fire(self, event: InboxEvent, delay: Seconds) -> None:
         await self._clock.sleep(delay)
         self._inbox.post(event)
+
+
+class _Course:
+    """How a generation goes: whether its spans are those that were asked for, and how many tokens came after the first."""
+
+    __slots__ = ("_end", "_next", "failed", "num_later_tokens", "num_spans")
+
+    def __init__(self, generation: Generation) -> None:
+        self._next = generation.first_position
+        self._end = generation.first_position + generation.max_tokens
+        self.num_spans = 0
+        self.num_later_tokens = 0
+        self.failed = False
+
+    def accept(self, span: TokenSpan) -> None:
+        """Raises WorkerFailed: the span is not the one that was due, so nothing of it can be trusted."""
+        if span.first_position != self._next:
+            raise WorkerFailed(f"the engine sent position {span.first_position}; {self._next} was due")
+        self._next = span.end_position
+        if self._next > self._end:
+            raise WorkerFailed(f"the engine went past max_tokens, to position {self._next - 1}")
+        self.num_later_tokens += len(span.tokens) if self.num_spans else 0
+        self.num_spans += 1
 
 
 def _as_event(attempt: int, span: TokenSpan) -> relay.TokensDecoded:

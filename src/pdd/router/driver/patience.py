@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 from pdd.core.clock import Clock
 from pdd.core.errors import WorkerFailed
+from pdd.core.request import TokenSpan
 from pdd.core.units import Seconds
+from pdd.router.driver.worker import Lifetime
 
 _logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
@@ -40,25 +42,83 @@ class Patience:
         return True
 
 
-async def never_silent(generator: AsyncGenerator[_Item], *, first: Seconds, later: Seconds) -> AsyncGenerator[_Item]:
-    """The same items; an engine may think for ``first`` before its first one, and for ``later`` before each other.
+class Vigil:
+    """Waits for an engine's next span, but no longer than it may be silent, nor past the end of its process.
 
-    Only the engine's time counts, not what the reader takes. After a silence the generator is closed.
-
-    Raises:
-        WorkerFailed: it was silent for longer.
+    It may be silent for ``first`` before its first span, and for ``later`` before each other. Only the engine's time
+    counts, not what the reader takes. There is one timer for all spans of a generation: it looks back when it goes off.
     """
-    limit = first
-    while True:
+
+    def __init__(self, spans: AsyncGenerator[TokenSpan], lifetime: Lifetime, *, first: Seconds, later: Seconds) -> None:
+        self._spans = spans
+        self._lifetime = lifetime
+        self._limit = first
+        self._later = later
+        self._loop = asyncio.get_running_loop()
+        self.waited = Seconds(0.0)
+        """For all spans but the first, together."""
+        self._is_first = True
+        self._waits_since: float | None = None
+        self._scope: asyncio.Timeout | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._why: str | None = None
+
+    @contextmanager
+    def kept(self) -> Generator[None]:
+        """``next`` may be called within this context."""
+        forget = self._lifetime.on_end(self._on_end)
         try:
-            async with asyncio.timeout(limit):
-                item = await anext(generator)
-        except StopAsyncIteration:
-            return
+            yield
+        finally:
+            forget()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    async def next(self) -> TokenSpan | None:
+        """The next span; None after the last.
+
+        Raises:
+            WorkerFailed: the engine was silent for too long, or its process is gone.
+        """
+        if self._why is not None:
+            raise WorkerFailed(self._why)
+        begun = self._waits_since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_at(begun + self._limit, self._look_back)
+        try:
+            async with asyncio.timeout(None) as self._scope:
+                span = await anext(self._spans, None)
         except TimeoutError as error:
-            raise WorkerFailed(f"the engine sent no token for {limit:g} s") from error
-        yield item
-        limit = later
+            raise WorkerFailed(self._why or "the engine gave up waiting") from error
+        finally:
+            self._scope = self._waits_since = None
+        self._note_span(begun)
+        return span
+
+    def _note_span(self, begun: float) -> None:
+        self._lifetime.heard = True
+        if not self._is_first:
+            self.waited = Seconds(self.waited + self._loop.time() - begun)
+        elif self._timer is not None:
+            self._timer.cancel()  # it was set for the first span, which may take longer than any other
+            self._is_first, self._timer, self._limit = False, None, self._later
+
+    def _look_back(self) -> None:
+        """Whether it is this span that has been waited for so long."""
+        now = self._loop.time()
+        due = now + self._limit if self._waits_since is None else self._waits_since + self._limit
+        if due > now:
+            self._timer = self._loop.call_at(due, self._look_back)
+        else:
+            self._break_off(f"the engine sent no token for {self._limit:g} s")
+
+    def _on_end(self) -> None:
+        self._break_off("the engine's process is gone, or answers no health checks")
+
+    def _break_off(self, why: str) -> None:
+        self._why = why
+        if self._scope is not None:
+            self._scope.reschedule(self._loop.time())
 
 
 @asynccontextmanager

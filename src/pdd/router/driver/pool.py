@@ -1,8 +1,10 @@
-"""The engines, by role: who is up, and who gets the next request.
+"""The engines, by role: who is up, and who sits where.
 
-A worker is up from one answer to ``info`` on until it fails: a health check, or a generation in mid-stream. The latter
-makes it suspect at once and has it checked at once. Picks go to the worker with the fewest seats taken, the lowest name
-among equals, so that the same events always lead to the same picks.
+A worker is up from an answered check on until so many checks in a row fail as the topology says; one that refuses its
+connection is down at once, and so is one that serves another model. A generation that breaks off makes its worker suspect:
+it is asked at once, and nobody else is sent there before it has answered. When a worker is declared down, or another
+process answers in its place, all that runs there is told (``Seat.down``): it need not wait for an answer that may never come.
+Which of those that are up gets a request is chosen in ``router.driver.placement``.
 """
 
 from __future__ import annotations
@@ -10,87 +12,56 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from pdd.core.clock import Clock
 from pdd.core.errors import NodeFailed, PddError
 from pdd.core.ids import NodeId, NodeInstance, WorkerId
 from pdd.core.request import Role
-from pdd.engine.base import EngineClient
+from pdd.core.units import Seconds
+from pdd.engine.base import EngineInfo
 from pdd.kvnode.base import NodeClient, NodeStats
+from pdd.policy.pace import RolePace
 from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.worker import Lifetime, Seat, Worker, WorkerState, WorkerStatus
+
+__all__ = ["Pool", "Seat", "Worker", "WorkerStatus"]
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    """One engine, its role, its cluster and the KV node on its machine. Several workers may share a node."""
-
-    engine: EngineClient
-    node: NodeClient
-    role: Role
-    cluster: str
-    max_batch: int = 16
-    """How many generations run at once; its load is measured by this."""
-
-    @property
-    def name(self) -> WorkerId:
-        return self.engine.worker
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Seat:
-    """A request's place at a worker, at one lifetime of its process. Give it back with ``Pool.release``."""
-
-    worker: Worker
-    instance: str
-
-
-@dataclass(slots=True)
-class _State:
-    worker: Worker
-    instance: str | None = None
-    up: bool = False
-    restarts: int = 0
-    seats: list[Seat] = field(default_factory=list[Seat])
-    check_now: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStatus:
-    """How a worker is, for health endpoints and metrics."""
-
-    worker: WorkerId
-    role: Role
-    up: bool
-    running: int
-    restarts: int
-
-
 class Pool:
-    """Knows every worker of the topology. Its checks run between ``start`` and ``stop``."""
+    """Knows every worker of the topology. Its checks run between ``start`` and ``stop``.
 
-    def __init__(self, workers: Sequence[Worker], settings: DriverSettings, clock: Clock) -> None:
+    ``model`` is what engines must serve; one that serves another is down. None: whatever they say is right.
+    """
+
+    def __init__(
+        self, workers: Sequence[Worker], settings: DriverSettings, clock: Clock, *, model: str | None = None
+    ) -> None:
         ordered = sorted(workers, key=lambda worker: worker.name)
-        self._states = {worker.name: _State(worker) for worker in ordered}
+        self._states = {worker.name: WorkerState.of(worker, settings.health) for worker in ordered}
         self._nodes = {worker.node.node: worker.node for worker in ordered}
         self._node_stats: dict[NodeId, NodeStats] = {}
-        self._settings = settings
-        self._clock = clock
+        self._node_returns = dict.fromkeys(self._nodes, 0)
+        self._paces = {role: RolePace() for role in Role}
+        self._health = settings.health
+        self.clock = clock
+        self._model = model
         self._checks: list[asyncio.Task[None]] = []
+
+    # Checks -----------------------------------------------------------------------------------------------------------
 
     async def check_all(self) -> None:
         """Asks everybody once."""
         async with asyncio.TaskGroup() as checks:
-            for state in self._all():
+            for state in self._states.values():
                 checks.create_task(self._check(state), name=f"first check of {state.worker.name}")
             for node in self._nodes.values():
                 checks.create_task(self._check_node(node), name=f"first check of {node.node}")
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Asks everybody again and again until ``stop``."""
-        for state in self._all():
+        for state in self._states.values():
             check = self._keep_checking(state)
             self._checks.append(tasks.create_task(check, name=f"checks of {state.worker.name}"))
         for node in self._nodes.values():
@@ -102,114 +73,198 @@ class Pool:
         for task in self._checks:
             task.cancel()
 
+    # Who is there -----------------------------------------------------------------------------------------------------
+
     def has(self, role: Role) -> bool:
         """Whether a worker of ``role`` is up."""
-        return any(state.up for state in self._all(role))
+        return any(state.up for state in self._of(role))
 
-    def pick(self, role: Role, *, avoid: frozenset[WorkerId] = frozenset()) -> Seat | None:
-        """A seat at a worker that is up; one of ``avoid`` only if there is no other. None: nobody is up."""
-        states = [state for state in self._all(role) if state.up and state.instance is not None]
-        if not states:
-            return None
-        chosen = min(states, key=lambda s: (s.worker.name in avoid, len(s.seats), s.worker.name))
-        assert chosen.instance is not None
-        seat = Seat(chosen.worker, chosen.instance)
-        chosen.seats.append(seat)
-        return seat
+    def num_up(self, role: Role) -> int:
+        return sum(state.up for state in self._of(role))
 
-    def release(self, seat: Seat) -> None:
-        """Gives a seat back. Idempotent."""
-        seats = self._states[seat.worker.name].seats
-        if seat in seats:
-            seats.remove(seat)
+    def load(self, role: Role) -> float:
+        """Seats taken per generation that can run at once, over the workers of ``role`` that are up; above 1, some wait.
 
-    def holds(self, seat: Seat) -> bool:
-        """Whether the process that the seat was taken at is still up."""
-        state = self._states[seat.worker.name]
-        return state.up and state.instance == seat.instance
+        1 while nobody is up: there is no room.
+        """
+        up = [state for state in self._of(role) if state.up]
+        capacity = sum(state.worker.max_batch for state in up)
+        return sum(len(state.seats) for state in up) / capacity if capacity else 1.0
 
-    def suspect(self, seat: Seat) -> None:
-        """A generation failed at this seat: nobody else is sent there before the worker has answered a check."""
-        state = self._states[seat.worker.name]
-        if state.instance != seat.instance:
-            return  # that process is gone already; what runs there now has done nothing wrong
-        self._set_down(state, "a generation failed")
-        state.check_now.set()
+    def candidates(self, role: Role) -> list[WorkerState]:
+        """Those who may get a request of ``role`` now, in the order of their names."""
+        return [state for state in self._of(role) if state.up]
+
+    def worker(self, name: WorkerId) -> Worker:
+        return self._states[name].worker
+
+    @property
+    def nodes(self) -> Mapping[NodeId, NodeClient]:
+        """The nodes of all workers."""
+        return self._nodes
+
+    @property
+    def node_stats(self) -> Mapping[NodeId, NodeStats]:
+        """The books of those nodes that answered the last check. Always the same mapping, kept up to date."""
+        return self._node_stats
 
     def node_instance(self, node: NodeId) -> NodeInstance | None:
         """The node's lifetime when it last answered."""
         stats = self._node_stats.get(node)
         return None if stats is None else stats.instance
 
-    @property
-    def node_stats(self) -> Mapping[NodeId, NodeStats]:
-        """The books of those nodes that answered the last check."""
-        return self._node_stats
+    def node_returns(self, node: NodeId) -> int:
+        """How often the node came (back): it answered after it had not, or as another process."""
+        return self._node_returns[node]
 
     def status(self) -> tuple[WorkerStatus, ...]:
-        return tuple(
-            WorkerStatus(
-                worker=state.worker.name,
-                role=state.worker.role,
-                up=state.up,
-                running=len(state.seats),
-                restarts=state.restarts,
-            )
-            for state in self._all()
-        )
+        now = self.clock.now()
+        return tuple(state.status(now) for state in self._states.values())
 
-    def _all(self, role: Role | None = None) -> list[_State]:
-        return [state for state in self._states.values() if role is None or state.worker.role is role]
+    # Seats ------------------------------------------------------------------------------------------------------------
 
-    async def _keep_checking(self, state: _State) -> None:
+    def take(self, name: WorkerId, *, num_missing: int = 0, num_blocks: int = 0) -> Seat:
+        """A seat at a worker that is up, for a request that lacks so many blocks there and needs room for so many."""
+        return self._states[name].take(self.clock.now(), num_missing=num_missing, num_blocks=num_blocks)
+
+    def release(self, seat: Seat) -> None:
+        """Gives a seat back. Idempotent."""
+        self._states[seat.worker.name].release(seat)
+
+    def holds(self, seat: Seat) -> bool:
+        """Whether the process that the seat was taken at is still up."""
+        state = self._states[seat.worker.name]
+        return state.up and state.lifetime is seat.lifetime
+
+    def suspect(self, seat: Seat) -> None:
+        """A generation broke off at this seat, through the worker's fault. Of what breaks before the next answered
+        check only the first counts as a failure: the end of one process breaks all that runs there.
+        """
+        state = self._states[seat.worker.name]
+        if state.lifetime is not seat.lifetime:
+            return  # that process is gone already; what runs there now has done nothing wrong
+        if not state.suspect:
+            state.breaker.failed(self.clock.now())
+            breaker = state.breaker.state(self.clock.now())
+            _logger.warning("worker_suspect worker=%s role=%s breaker=%s", seat.worker.name, seat.worker.role, breaker)
+        state.suspect = True
+        state.why_down = "a generation broke off, and no check was answered since"
+        state.check_now.set()
+
+    def vouch(self, seat: Seat) -> None:
+        """A generation at this seat ended as it should."""
+        self._states[seat.worker.name].breaker.succeeded(self.clock.now())
+
+    # How fast they are ------------------------------------------------------------------------------------------------
+
+    def pace(self, role: Role) -> RolePace:
+        """Prefill's work is counted in blocks that were missing (and one for the rest), that of decoders in tokens."""
+        return self._paces[role]
+
+    def prefilled(self, seat: Seat) -> None:
+        """Prefill's first token has come. The worker was busy with it since it came, or since the one before was done."""
+        now, state = self.clock.now(), self._states[seat.worker.name]
+        begun, state.last_prefill_at = max(seat.taken_at, state.last_prefill_at), now
+        pace = self._paces[Role.PREFILL]
+        pace.record(seat.worker.name, work=seat.num_missing + 1, seconds=Seconds(now - begun), now=now)
+
+    def decoded(self, seat: Seat, *, num_tokens: int, seconds: Seconds) -> None:
+        """A decoder sent ``num_tokens`` after its first span, within ``seconds``."""
+        pace = self._paces[seat.worker.role]
+        pace.record(seat.worker.name, work=num_tokens, seconds=seconds, now=self.clock.now())
+
+    def num_promised(self, node: NodeId) -> int:
+        """Blocks for which the seats at a node's workers need room."""
+        return sum(state.num_blocks for state in self._states.values() if state.worker.node.node == node)
+
+    def _of(self, role: Role) -> list[WorkerState]:
+        return [state for state in self._states.values() if state.worker.role is role]
+
+    # How workers are asked --------------------------------------------------------------------------------------------
+
+    async def _keep_checking(self, state: WorkerState) -> None:
         while True:
             await self._wait_for_check(state)
             await self._check(state)
 
-    async def _wait_for_check(self, state: _State) -> None:
+    async def _wait_for_check(self, state: WorkerState) -> None:
         try:
-            async with asyncio.timeout(self._settings.health_interval):
+            async with asyncio.timeout(self._health.interval_s):
                 await state.check_now.wait()
         except TimeoutError:
             pass
         state.check_now.clear()
 
-    async def _check(self, state: _State) -> None:
+    async def _check(self, state: WorkerState) -> None:
+        asked = state.lifetime
+        if asked is not None:
+            asked.heard = False
         try:
-            async with asyncio.timeout(self._settings.health_timeout):
+            async with asyncio.timeout(self._health.timeout_s):
                 info = await state.worker.engine.info()
         except TimeoutError:
-            self._set_down(state, "no answer to a health check")
+            if asked is None or not asked.heard:
+                state.pulse.missed()
+                self._consider(state, f"no answer to a health check within {self._health.timeout_s:g} s")
+                if state.lifetime is not None:
+                    state.check_now.set()  # its silence was pause enough
         except PddError as error:
             self._set_down(state, str(error))
         except Exception:
             _logger.exception("health_check_crashed worker=%s", state.worker.name)
             self._set_down(state, "its health check crashed")
         else:
-            self._set_up(state, info.instance)
+            self._on_answer(state, info)
 
-    def _set_up(self, state: _State, instance: str) -> None:
+    def _on_answer(self, state: WorkerState, info: EngineInfo) -> None:
         if state.check_now.is_set():
             return  # it failed while the answer was on its way: only a later answer counts
-        if state.instance not in (None, instance):
-            state.restarts += 1
-        if not state.up:
-            _logger.info("worker_up worker=%s role=%s", state.worker.name, state.worker.role)
-        state.up, state.instance = True, instance
+        if self._model is not None and info.model != self._model:
+            self._set_down(state, f"it serves model {info.model!r}, not {self._model!r}")
+            return
+        state.suspect = False
+        state.pulse.answered()
+        if state.pulse.up:
+            self._set_up(state, info.instance)
 
-    def _set_down(self, state: _State, why: str) -> None:
-        if state.up:
-            _logger.warning("worker_down worker=%s role=%s reason=%s", state.worker.name, state.worker.role, why)
-        state.up = False
+    def _set_up(self, state: WorkerState, instance: str) -> None:
+        if state.lifetime is not None and state.lifetime.instance == instance:
+            return
+        if state.lifetime is not None:
+            state.lifetime.end()
+        if state.last_instance not in (None, instance):
+            state.restarts += 1
+        state.lifetime, state.last_instance = Lifetime(instance), instance
+        _logger.info("worker_up worker=%s role=%s restarts=%d", state.worker.name, state.worker.role, state.restarts)
+
+    def _set_down(self, state: WorkerState, why: str) -> None:
+        """At once, whatever the checks before said."""
+        state.pulse.refused()
+        self._consider(state, why)
+
+    def _consider(self, state: WorkerState, why: str) -> None:
+        """A check failed: perhaps it is one too many."""
+        state.why_down = why
+        if state.lifetime is None or state.pulse.up:
+            return
+        _logger.warning("worker_down worker=%s role=%s reason=%s", state.worker.name, state.worker.role, why)
+        lifetime, state.lifetime, state.suspect = state.lifetime, None, False
+        lifetime.end()
+
+    # How nodes are asked ----------------------------------------------------------------------------------------------
 
     async def _keep_checking_node(self, node: NodeClient) -> None:
         while True:
-            await self._clock.sleep(self._settings.health_interval)
+            await self.clock.sleep(self._health.interval_s)
             await self._check_node(node)
 
     async def _check_node(self, node: NodeClient) -> None:
         try:
-            async with asyncio.timeout(self._settings.health_timeout):
-                self._node_stats[node.node] = await node.stats()
+            async with asyncio.timeout(self._health.timeout_s):
+                stats = await node.stats()
         except (TimeoutError, NodeFailed):
             self._node_stats.pop(node.node, None)
+            return
+        if self.node_instance(node.node) != stats.instance:
+            self._node_returns[node.node] += 1
+        self._node_stats[node.node] = stats

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from pdd.core.blocks import BlockHash
 from pdd.core.ids import WorkerId
 from pdd.core.request import Role
+from pdd.router.driver.conversations import Conversation
+from pdd.router.driver.placement import Placement
 from pdd.router.driver.pool import Pool, Seat
 
 
 class RequestSeats:
-    """Takes seats when they are first needed. ``give_up_all`` at the end."""
+    """Takes seats when they are first needed. ``give_up_all`` at the end.
 
-    def __init__(self, pool: Pool) -> None:
+    ``hashes`` are the full blocks of the prompt; ``num_blocks`` is what a decoder's node must have room for, prompt and
+    output budget.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        placement: Placement | None = None,
+        hashes: Sequence[BlockHash] = (),
+        conversation: Conversation | None = None,
+        *,
+        num_blocks: int = 0,
+    ) -> None:
         self._pool = pool
+        self._placement = placement or Placement.of(pool)
+        self._hashes = hashes
+        self._conversation = conversation
+        self._num_blocks = num_blocks
         self._seats: dict[Role, Seat] = {}
         self._lost: set[WorkerId] = set()
+        self._prefill: WorkerId | None = None
 
     def take(self, role: Role) -> Seat | None:
         """The seat that the request has, if its process is still up; else a new one, preferably where it lost nothing yet.
@@ -24,9 +46,18 @@ class RequestSeats:
         if seat is not None and self._pool.holds(seat):
             return seat
         self.give_up(role)
-        seat = self._pool.pick(role, avoid=frozenset(self._lost))
+        seat = self._placement.pick(
+            role,
+            self._hashes,
+            conversation=self._conversation,
+            avoid=frozenset(self._lost),
+            near=self._prefill,
+            num_blocks=self._num_blocks,
+        )
         if seat is not None:
             self._seats[role] = seat
+            if role is Role.PREFILL:
+                self._prefill = seat.worker.name
         return seat
 
     def lose(self, seat: Seat) -> None:

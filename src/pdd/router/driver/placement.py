@@ -1,0 +1,134 @@
+"""Puts together what ``policy.placement`` decides by: prefixes, queues, lines, room and trust. It waits for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdd.core.blocks import BlockHash
+from pdd.core.clock import Clock
+from pdd.core.ids import WorkerId
+from pdd.core.request import Role
+from pdd.core.topology import PlacementRule
+from pdd.core.units import Bytes, BytesPerSecond, Seconds
+from pdd.policy.placement import WorkerView, choose_worker, predict_decode_queue
+from pdd.router.driver.conversations import Conversation
+from pdd.router.driver.directory import BlockDirectory
+from pdd.router.driver.lines import LineBook
+from pdd.router.driver.pool import Pool, Seat
+from pdd.router.driver.worker import Worker, WorkerState
+
+_UNKNOWN_RATE = BytesPerSecond(1.25e9)
+"""Assumed of a line of which nothing is known."""
+_TYPICAL_UNKNOWN = Seconds(1.0)
+_BLOCK_UNKNOWN = Seconds(0.01)
+
+
+class Placement:
+    """One per router."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        directory: BlockDirectory,
+        lines: LineBook | None,
+        *,
+        rule: PlacementRule,
+        block_bytes: Bytes,
+        clock: Clock,
+    ) -> None:
+        self._pool = pool
+        self._directory = directory
+        self._lines = lines
+        self._rule = rule
+        self._block_bytes = block_bytes
+        self._clock = clock
+
+    def pick(
+        self,
+        role: Role,
+        hashes: Sequence[BlockHash],
+        *,
+        conversation: Conversation | None = None,
+        avoid: frozenset[WorkerId] = frozenset(),
+        near: WorkerId | None = None,
+        num_blocks: int = 0,
+    ) -> Seat | None:
+        """A seat at the best worker of ``role``; None: nobody is up.
+
+        ``hashes`` are the prompt's full blocks. ``avoid`` are workers at which this request has lost a generation.
+        ``near`` is its prefill worker, from whose node the blocks would come. A decoder's node must have room for
+        ``num_blocks``.
+        """
+        states = self._pool.candidates(role)
+        if not states:
+            return None
+        source = None if near is None else self._pool.worker(near)
+        missing = {state.worker.name: self._num_missing(state.worker, hashes, source) for state in states}
+        views = [self._view(state, missing[state.worker.name], source, avoid, num_blocks) for state in states]
+        home = None if conversation is None else conversation.workers.get(role)
+        name = choose_worker(views, self._rule, home=home)
+        return self._pool.take(name, num_missing=missing[name], num_blocks=num_blocks)
+
+    def _num_missing(self, worker: Worker, hashes: Sequence[BlockHash], source: Worker | None) -> int:
+        if source is not None and worker.node is source.node:
+            return 0  # prefill writes them there
+        return len(hashes) - self._directory.prefix_at(worker.node.node, hashes)
+
+    def _view(
+        self, state: WorkerState, num_missing: int, source: Worker | None, avoid: frozenset[WorkerId], num_blocks: int
+    ) -> WorkerView:
+        worker, now = state.worker, self._clock.now()
+        if worker.role is Role.PREFILL:
+            own, queue = self._prefill_costs(state, num_missing)
+        else:
+            own, queue = self._decode_costs(state, num_missing, source)
+        return WorkerView(
+            name=worker.name,
+            own=own,
+            queue=queue,
+            load=len(state.seats) / worker.max_batch,
+            has_room=self._has_room(worker, num_blocks),
+            lost_here=worker.name in avoid,
+            trusted=state.breaker.lets_through(now),
+        )
+
+    def _prefill_costs(self, state: WorkerState, num_missing: int) -> tuple[Seconds, Seconds]:
+        """Prefill is bound by compute: who comes later waits until all blocks before are computed."""
+        pace = self._pool.pace(Role.PREFILL)
+        block_s = (pace.unit_s or _BLOCK_UNKNOWN) * pace.slowness(state.worker.name, self._clock.now())
+        return Seconds(block_s * (num_missing + 1)), Seconds(block_s * (state.num_missing + len(state.seats)))
+
+    def _decode_costs(self, state: WorkerState, num_missing: int, source: Worker | None) -> tuple[Seconds, Seconds]:
+        """A slow decoder costs its slowness already when it is alone."""
+        pace = self._pool.pace(state.worker.role)
+        typical = (pace.typical_s or _TYPICAL_UNKNOWN) * pace.slowness(state.worker.name, self._clock.now())
+        queue = predict_decode_queue(
+            running=len(state.seats), max_batch=state.worker.max_batch, typical=Seconds(typical)
+        )
+        return Seconds(self._sending_time(num_missing, source, state.worker) + typical), queue
+
+    def _sending_time(self, num_missing: int, source: Worker | None, target: Worker) -> Seconds:
+        rate = _UNKNOWN_RATE
+        if source is not None and self._lines is not None:
+            rate = self._lines.forecast(source, target).rate or _UNKNOWN_RATE
+        return Seconds(num_missing * self._block_bytes / rate)
+
+    def _has_room(self, worker: Worker, num_blocks: int) -> bool:
+        """Its node's last books may be a second old, so what was promised to seats since then counts as well."""
+        stats = self._pool.node_stats.get(worker.node.node)
+        if stats is None:
+            return False
+        taken = max(stats.reserved_blocks + stats.leased_blocks, self._pool.num_promised(worker.node.node))
+        return worker.role is Role.PREFILL or taken + num_blocks <= stats.capacity_blocks
+
+    @classmethod
+    def of(cls, pool: Pool) -> Placement:
+        """By load alone."""
+        return cls(
+            pool,
+            BlockDirectory(pool.node_stats),
+            None,
+            rule=PlacementRule.LEAST_LOADED,
+            block_bytes=Bytes(0),
+            clock=pool.clock,
+        )
