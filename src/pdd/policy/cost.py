@@ -5,14 +5,14 @@ from __future__ import annotations
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 
 
-def predict_transfer_wait(*, missing: Bytes, backlog: Bytes, rate: BytesPerSecond) -> Seconds:
-    """How long until ``missing`` bytes of one request are across a line that still owes ``backlog`` to everybody.
+def predict_transfer_wait(*, missing: Bytes, backlog: Bytes, num_others: int, rate: BytesPerSecond) -> Seconds:
+    """How long until ``missing`` bytes of one request are across a line that it shares with ``num_others`` transfers.
 
-    ``rate`` is above zero: of a line that stands still nothing can be predicted.
+    ``rate`` is above zero: of a line that stands still nothing can be predicted. ``backlog`` is what the line owes to
+    everybody, with or without ``missing``.
 
-    ``backlog`` may or may not include ``missing`` yet. Lines are shared fairly, so the truth lies between the request's bytes
-    alone and the whole backlog. This counts all others as one equal sharer: they slow the request down by their backlog, but
-    by no more than its own size, hence to at most twice its own time.
+    Lines are shared fairly, so each of the others gets no more across than this one while it lasts: they slow it down by
+    what they still have, but by no more than its own size each.
     """
     others = max(0, backlog - missing)
-    return Seconds((missing + min(others, missing)) / rate)
+    return Seconds((missing + min(others, num_others * missing)) / rate)

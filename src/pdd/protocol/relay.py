@@ -10,7 +10,9 @@ Rules that hold whatever arrives, in whatever order:
    stops *before* the final batch goes to main decode: two overlapping decoders would neither converge nor agree in bf16.
 3. Every start ends in done, lost or ``Stop``; every transfer in ready, failed or ``CancelReplication``, except the one
    to main decode when an answer ends: it goes on, so that the next turn hits there.
-4. Nothing follows ``Finish`` or ``Fail``.
+4. Whoever else decodes, main decode is sought: a transfer to it that failed is made again, one that was lost with main
+   decode goes to another, a bounded number of times. Only ``Route.RELAY_ONLY`` gives main decode up.
+5. Nothing follows ``Finish`` or ``Fail``.
 
 Each start and each transfer has its own attempt number. An event of an attempt that is no longer live is late or foreign
 and is ignored; one that contradicts what a live attempt was asked makes that attempt lost.
@@ -25,6 +27,7 @@ Life of a request::
                                                                         │   └─ CATCH_UP: extend at main, ask again
                                                                         └─ finishes first ──► finish
     any decoder lost ──► another role that is not yet tried goes on from prompt + emitted tokens
+    main decode lost ──► the same, and a new transfer to main decode, a new hand-off
 """
 
 from __future__ import annotations
@@ -41,12 +44,14 @@ from pdd.core.units import Seconds
 
 
 class Timer(StrEnum):
-    """The two things a request ever waits for by the clock."""
+    """What a request ever waits for by the clock."""
 
     REROUTE = "reroute"
     """A waiting P-MD request is asked again whether it should relay."""
     RECOVER = "recover"
-    """Every role was tried and lost; they are tried again."""
+    """Relay decode's KV was waited for, or every role was tried and lost, or no prefill was up: somebody is tried now."""
+    RESEND = "resend"
+    """The transfer to main decode failed while another decodes; it is made again."""
 
 
 # Events --------------------------------------------------------------------------------------------------------------
@@ -103,9 +108,10 @@ class WorkerUnavailable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteChosen:
-    """Answers ``AskRoute``."""
+    """Answers ``AskRoute``. ``relay_cap`` limits relay decode's part of the answer, unless the plan already does."""
 
     route: Route
+    relay_cap: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +166,13 @@ class Replicate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelReplication:
     """End that transfer, and release what it holds at its target."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demote:
+    """Nobody waits for that transfer any more: it gets what lines have to spare, or is given up."""
 
     attempt: int
 
@@ -245,6 +258,7 @@ class Fail:
 Command = (
     Replicate
     | CancelReplication
+    | Demote
     | StartDecode
     | StartExtend
     | Stop
@@ -265,20 +279,25 @@ class RelayPlan:
 
     ``relay_cap``: relay decode emits at most so many tokens, then waits for main decode (None: no cap).
     ``relay_floor``: on route RELAY, main decode takes over only after relay decode emitted so many.
-    ``prepare_relay``: send the prompt's KV to relay decode's node from the start; without it the request can't relay
-    except after a failure.
+    ``prepare_main``, ``prepare_relay``: send the prompt's KV to that node from the start; otherwise it is sent when the
+    route turns out to need it.
     """
 
     num_prompt_tokens: int
     max_tokens: int
     stop_token_ids: frozenset[TokenId]
+    prepare_main: bool = True
     prepare_relay: bool = True
     may_reroute: bool = True
     relay_cap: int | None = None
     relay_floor: int = 0
     reroute_interval: Seconds = Seconds(0.25)
     recovery_delay: Seconds = Seconds(1.0)
+    resend_delay: Seconds = Seconds(2.0)
     max_prefill_attempts: int = 3
+    max_prefill_waits: int = 5
+    max_main_losses: int = 3
+    max_resends: int = 15
     max_recovery_rounds: int = 15
     max_decode_attempts: int = 64
 
@@ -323,13 +342,22 @@ class _Extend:
     num_known: int
 
 
+class _Awaited(Enum):
+    """What a recovery waits for."""
+
+    RELAY_KV = auto()
+    ANYBODY = auto()
+
+
 @dataclass(slots=True)
 class _Recovery:
     """Who was tried since the last token, and how often everybody was."""
 
     tried: set[Role] = field(default_factory=set[Role])
     rounds: int = 0
-    waiting: bool = False
+    awaited: _Awaited | None = None
+    relay_kv_awaited: bool = False
+    """Relay decode's KV has had its chance to come."""
 
 
 RECOVERY_LADDER = (Role.RELAY_DECODE, Role.PREFILL, Role.MAIN_DECODE)
@@ -348,15 +376,20 @@ class Relay:
         self._route: Route | None = None
         self._route_asked = False
         self._handoff_asked = False
-        self._prefill_attempts = 0
+        self._prefill_losses = 0
+        self._prefill_waits = 0
+        self._prefill_awaited = False
         self._decoder: _Decoder | None = None
         self._extend: _Extend | None = None
         self._transfers: dict[Role, _Transfer] = {}
+        self._relay_cap = plan.relay_cap
         self._num_eager = 0
         self._num_extended = 0
         self._previous_gap: int | None = None
         self._rounds = 0
-        self._main_lost = False
+        self._main_losses = 0
+        self._resends = 0
+        self._resend_awaited = False
         self._decode_attempts = 0
         self._recovery: _Recovery | None = None
 
@@ -408,7 +441,7 @@ class Relay:
             case WorkerUnavailable():
                 return self._on_lost(event.attempt, unavailable=True)
             case RouteChosen():
-                return self._on_route(event.route)
+                return self._on_route(event)
             case HandoffChosen():
                 return self._on_handoff(event.mode)
             case TimerFired():
@@ -433,15 +466,15 @@ class Relay:
         if fresh:
             commands.append(self._emit(decoder, fresh))
             if decoder.role is Role.MAIN_DECODE:
-                commands += self._release_relay()
+                commands += self._main_has_begun()
         if fresh and fresh[-1] in self._plan.stop_token_ids:
-            return commands + self._end_decoder(event, FinishReason.STOP)
+            return commands + self._end_answer(event, FinishReason.STOP)
         if event.finish_reason is FinishReason.STOP and event.end_position == self.num_emitted:
-            return commands + self._end_decoder(event, FinishReason.STOP)
+            return commands + self._end_answer(event, FinishReason.STOP)
         if self.num_emitted == self._plan.max_tokens:
-            return commands + self._end_decoder(event, FinishReason.LENGTH)
+            return commands + self._end_answer(event, FinishReason.LENGTH)
         if self.num_emitted == decoder.end:
-            return commands + self._end_decoder(event, None)
+            return commands + self._end_part(event, decoder)
         if event.finish_reason is not None:
             return commands + self._lose_decoder(decoder)  # it ended short of what it was asked for, or of what is out
         return commands + self._advance()
@@ -471,12 +504,25 @@ class Relay:
         self._recovery = None
         return emit
 
-    def _end_decoder(self, event: TokensDecoded, reason: FinishReason | None) -> list[Command]:
-        """The decoder has given all that it was asked for; ``reason`` if that completes the answer."""
-        stop: list[Command] = [Stop(attempt=event.attempt)] if event.finish_reason is None else []
+    def _main_has_begun(self) -> list[Command]:
+        """It holds the prompt now, whatever became of the transfer; what relay decode's node holds is wanted by others."""
+        main = self._transfers.get(Role.MAIN_DECODE)
+        if main is not None and main.progress is _Progress.FAILED:
+            main.progress = _Progress.READY
+        return self._release_relay()
+
+    def _end_answer(self, event: TokensDecoded, reason: FinishReason) -> list[Command]:
+        return [*self._end_decoder(event), *self._finish(reason)]
+
+    def _end_part(self, event: TokensDecoded, decoder: _Decoder) -> list[Command]:
+        """Prefill has given its token, or relay decode all that it may: its room is wanted by others."""
+        release = self._release_relay() if decoder.role is Role.RELAY_DECODE else []
+        return [*self._end_decoder(event), *release, *self._advance()]
+
+    def _end_decoder(self, event: TokensDecoded) -> list[Command]:
         self._decoder = None
         self._handoff_asked = False
-        return stop + (self._advance() if reason is None else self._finish(reason))
+        return [Stop(attempt=event.attempt)] if event.finish_reason is None else []
 
     def _on_extended(self, attempt: int) -> list[Command]:
         extend = self._extend
@@ -489,23 +535,32 @@ class Relay:
         return self._advance()
 
     def _on_transfer(self, attempt: int, progress: _Progress) -> list[Command]:
-        for transfer in self._transfers.values():
+        for target, transfer in self._transfers.items():
             if transfer.attempt == attempt and not transfer.settled:
                 transfer.progress = progress
-                return self._advance()
+                return self._on_relay_settled(progress) if target is Role.RELAY_DECODE else self._advance()
         return []
+
+    def _on_relay_settled(self, progress: _Progress) -> list[Command]:
+        """A relay that never got its KV is asked for its route again: relay decode may have had no room."""
+        recovery = self._recovery
+        if recovery is not None and recovery.awaited is _Awaited.RELAY_KV:
+            recovery.awaited = None
+        waits = self._decoder is None and recovery is None and not self._route_asked
+        if progress is _Progress.FAILED and waits and self._route is Route.RELAY:
+            return self._ask_route()
+        return self._advance()
 
     def _on_lost(self, attempt: int, *, unavailable: bool) -> list[Command]:
         if self._extend is not None and attempt == self._extend.attempt:
             self._extend = None
-            self._main_lost = True
-            return self._advance()
+            return [*self._lose_main(), *self._advance()]
         decoder = self._decoder
         if decoder is None or attempt != decoder.attempt:
             return []
         if self._route is None and unavailable:
             self._decoder = None
-            return self._fail("no prefill worker is up")
+            return self._await_prefill()
         return self._lose_decoder(decoder)
 
     def _lose_decoder(self, decoder: _Decoder) -> list[Command]:
@@ -513,23 +568,42 @@ class Relay:
         if not self._emitted:
             return self._restart_prefill()
         self._handoff_asked = False
-        if decoder.role is Role.MAIN_DECODE:
-            self._main_lost = True
         self._recovery = self._recovery or _Recovery()
         self._recovery.tried.add(decoder.role)
-        return self._advance()
+        orders = self._lose_main() if decoder.role is Role.MAIN_DECODE else []
+        return [*orders, *self._advance()]
 
-    def _on_route(self, route: Route) -> list[Command]:
+    def _lose_main(self) -> list[Command]:
+        """What main decode held went with it. The prompt is sent again: to another, if there is one."""
+        self._main_losses += 1
+        self._num_extended, self._previous_gap, self._rounds = 0, None, 0
+        old = self._transfers.pop(Role.MAIN_DECODE, None)
+        commands: list[Command] = [] if old is None else [CancelReplication(attempt=old.attempt)]
+        if self._main_losses <= self._plan.max_main_losses:
+            commands.append(self._replicate(Role.MAIN_DECODE))
+        return commands
+
+    def _on_route(self, choice: RouteChosen) -> list[Command]:
         if not self._route_asked:
             raise LocalProtocolError("a route was chosen that nobody asked for")
         self._route_asked = False
-        self._route = route
-        commands: list[Command] = []
-        if route is Route.RELAY and Role.RELAY_DECODE not in self._transfers:
-            commands.append(self._replicate(Role.RELAY_DECODE))
-        commands += self._advance()
+        self._route = choice.route
+        if self._plan.relay_cap is None and choice.relay_cap is not None:
+            self._relay_cap = max(choice.relay_cap, self._plan.relay_floor, 1)
+        commands = [*self._orders_for(choice.route), *self._advance()]
         if self._may_reroute():
             commands.append(SetTimer(timer=Timer.REROUTE, delay=self._plan.reroute_interval))
+        return commands
+
+    def _orders_for(self, route: Route) -> list[Command]:
+        commands: list[Command] = []
+        if route is not Route.DIRECT and Role.RELAY_DECODE not in self._transfers:
+            commands.append(self._replicate(Role.RELAY_DECODE))
+        main = self._transfers.get(Role.MAIN_DECODE)
+        if route is not Route.RELAY_ONLY and main is None:
+            commands.append(self._replicate(Role.MAIN_DECODE))
+        if route is Route.RELAY_ONLY and main is not None and not main.settled:
+            commands.append(Demote(attempt=main.attempt))
         return commands
 
     def _on_handoff(self, mode: HandoffMode) -> list[Command]:
@@ -553,13 +627,24 @@ class Relay:
             case Timer.REROUTE:
                 return self._ask_route() if self._may_reroute() else []
             case Timer.RECOVER:
-                if self._recovery is None or not self._recovery.waiting:
-                    return []
-                self._recovery.waiting = False
-                self._recovery.tried.clear()
-                return self._advance()
+                return self._on_recovery_due()
+            case Timer.RESEND:
+                self._resend_awaited = False
+                return self._resend() if self._may_resend() else self._advance()
             case _:
                 assert_never(timer)
+
+    def _on_recovery_due(self) -> list[Command]:
+        if self._prefill_awaited:
+            self._prefill_awaited = False
+            return self._start_prefill()
+        recovery = self._recovery
+        if recovery is None or recovery.awaited is None:
+            return []
+        if recovery.awaited is _Awaited.ANYBODY:
+            recovery.tried.clear()
+        recovery.awaited = None
+        return self._advance()
 
     # What to do next --------------------------------------------------------------------------------------------------
 
@@ -571,31 +656,78 @@ class Relay:
             return self._ask_route()
         if self._decoder is not None:
             return self._consider_handoff(self._decoder)
-        if self._main_lost and self._recovery is None:
+        if self._recovery is None and self._nobody_comes():
             self._recovery = _Recovery()
         if self._recovery is not None:
             return self._recover(self._recovery)
-        if self._main_may_start():
+        if self._main_is_ready() or self._main_must_compute():
             return self._take_over()
-        if self._route is Route.RELAY and self._relay_may_start():
+        if self._route is not Route.DIRECT and self._relay_may_start():
             return [self._start_decode(Role.RELAY_DECODE)]
-        return []
+        return self._seek_main()
 
     def _consider_handoff(self, decoder: _Decoder) -> list[Command]:
-        if decoder.role is Role.MAIN_DECODE or self._extend is not None or not self._main_may_start():
+        if decoder.role is Role.MAIN_DECODE or self._extend is not None:
             return []
+        if not self._main_is_ready() and not self._main_is_given_up():
+            return self._seek_main()
         self._handoff_asked = True
         return [AskHandoff(gap=self._gap(), previous_gap=self._previous_gap, rounds=self._rounds)]
 
-    def _main_may_start(self) -> bool:
-        main = self._transfers[Role.MAIN_DECODE]
-        floor = self._plan.relay_floor if self._route is Route.RELAY else 0
-        return main.settled and not self._main_lost and self._num_eager >= floor
+    def _main_is_ready(self) -> bool:
+        main = self._transfers.get(Role.MAIN_DECODE)
+        return main is not None and main.progress is _Progress.READY and self._floor_is_reached()
+
+    def _main_has_failed(self) -> bool:
+        main = self._transfers.get(Role.MAIN_DECODE)
+        return main is not None and main.progress is _Progress.FAILED and self._route is not Route.RELAY_ONLY
+
+    def _main_must_compute(self) -> bool:
+        """Nothing comes of the transfer, and nobody decodes or is about to: the client waits for main decode alone."""
+        if not self._main_has_failed() or not self._floor_is_reached():
+            return False
+        relay = self._transfers.get(Role.RELAY_DECODE)
+        relay_comes = relay is not None and relay.progress is not _Progress.FAILED and not self._cap_is_reached()
+        return self._route is Route.DIRECT or not relay_comes
+
+    def _main_is_given_up(self) -> bool:
+        """Its KV was sent often enough: it has to compute the prompt, while another goes on or at once."""
+        return self._main_has_failed() and self._floor_is_reached() and self._resends >= self._plan.max_resends
+
+    def _may_resend(self) -> bool:
+        """Another decodes, or will, and main decode's transfer has failed."""
+        main_decodes = self._decoder is not None and self._decoder.role is Role.MAIN_DECODE
+        return self._main_has_failed() and not main_decodes and self._resends < self._plan.max_resends
+
+    def _seek_main(self) -> list[Command]:
+        if self._resend_awaited or not self._may_resend():
+            return []
+        self._resend_awaited = True
+        return [SetTimer(timer=Timer.RESEND, delay=self._plan.resend_delay)]
+
+    def _resend(self) -> list[Command]:
+        self._resends += 1
+        return [self._replicate(Role.MAIN_DECODE)]
+
+    def _floor_is_reached(self) -> bool:
+        return self._route is Route.DIRECT or self._num_eager >= self._plan.relay_floor
+
+    def _cap(self) -> int | None:
+        """Only a relay that main decode takes over from is cut short."""
+        return None if self._route is Route.RELAY_ONLY or self._recovery is not None else self._relay_cap
+
+    def _cap_is_reached(self) -> bool:
+        cap = self._cap()
+        return cap is not None and self._num_eager >= cap
+
+    def _nobody_comes(self) -> bool:
+        """Main decode was lost too often, and relay decode has given what it might."""
+        relay_comes = Role.RELAY_DECODE in self._transfers and not self._cap_is_reached()
+        return Role.MAIN_DECODE not in self._transfers and not relay_comes
 
     def _relay_may_start(self) -> bool:
-        cap = self._plan.relay_cap
         relay = self._transfers.get(Role.RELAY_DECODE)
-        return relay is not None and relay.settled and (cap is None or self._num_eager < cap)
+        return relay is not None and relay.settled and not self._cap_is_reached()
 
     def _may_reroute(self) -> bool:
         """The client still waits for main decode's KV on route P-MD, and nobody is being asked already."""
@@ -608,25 +740,35 @@ class Relay:
         return [*self._stop_extend(), self._start_decode(Role.MAIN_DECODE)]
 
     def _recover(self, recovery: _Recovery) -> list[Command]:
-        if recovery.waiting:
-            return []
         if self._decode_attempts >= self._plan.max_decode_attempts:
             return self._fail("too many decoders were lost")
-        if self._main_may_start():
+        if self._main_is_ready() or self._extend is not None:
+            recovery.awaited = None
             return self._take_over()
+        if recovery.awaited is not None:
+            return self._seek_main()
         for role in RECOVERY_LADDER:
             if role not in recovery.tried:
-                return [self._start_decode(role)]
+                return self._try(role, recovery)
         if recovery.rounds >= self._plan.max_recovery_rounds:
             return self._fail("no worker is left that could go on")
         recovery.rounds += 1
-        recovery.waiting = True
-        return [SetTimer(timer=Timer.RECOVER, delay=self._plan.recovery_delay)]
+        recovery.awaited = _Awaited.ANYBODY
+        return [SetTimer(timer=Timer.RECOVER, delay=self._plan.recovery_delay), *self._seek_main()]
+
+    def _try(self, role: Role, recovery: _Recovery) -> list[Command]:
+        """Relay decode is given a moment to get the prompt: to send it is quicker than to compute it."""
+        relay = self._transfers.get(Role.RELAY_DECODE)
+        has_kv = relay is not None and relay.settled
+        if role is not Role.RELAY_DECODE or has_kv or recovery.relay_kv_awaited:
+            return [self._start_decode(role)]
+        recovery.relay_kv_awaited, recovery.awaited = True, _Awaited.RELAY_KV
+        order = [self._replicate(Role.RELAY_DECODE)] if relay is None else []
+        return [*order, SetTimer(timer=Timer.RECOVER, delay=self._plan.recovery_delay)]
 
     def _gap(self) -> int:
         """Tokens whose KV main decode would have to compute before its next token, the prompt's tail aside."""
-        main = self._transfers[Role.MAIN_DECODE]
-        missing_prompt = self._plan.num_prompt_tokens if main.progress is _Progress.FAILED else 0
+        missing_prompt = self._plan.num_prompt_tokens if self._main_has_failed() else 0
         return missing_prompt + self.num_emitted - self._num_extended
 
     # Commands that change state ---------------------------------------------------------------------------------------
@@ -637,18 +779,31 @@ class Relay:
 
     def _start_prefill(self) -> list[Command]:
         """Standing orders go out before prefill begins, so that blocks leave as they appear."""
-        self._prefill_attempts += 1
-        targets = [Role.RELAY_DECODE] if self._plan.prepare_relay else []
-        orders: list[Command] = [self._replicate(target) for target in (Role.MAIN_DECODE, *targets)]
+        plan = self._plan
+        wanted = ((Role.MAIN_DECODE, plan.prepare_main), (Role.RELAY_DECODE, plan.prepare_relay))
+        orders: list[Command] = [self._replicate(target) for target, is_wanted in wanted if is_wanted]
         self._decoder = _Decoder(self._next_attempt(), Role.PREFILL, end=1)
         return [*orders, StartDecode(attempt=self._decoder.attempt, role=Role.PREFILL, num_known=0, max_tokens=1)]
 
     def _restart_prefill(self) -> list[Command]:
-        """The next prefill has a node of its own to send from; even what is ready must be released, or it is held twice."""
-        if self._prefill_attempts >= self._plan.max_prefill_attempts:
+        self._prefill_losses += 1
+        if self._prefill_losses >= self._plan.max_prefill_attempts:
             return self._fail("prefill was lost too often")
-        releases = [CancelReplication(attempt=transfer.attempt) for transfer in self._transfers.values()]
-        return [*releases, *self._start_prefill()]
+        return [*self._release_transfers(), *self._start_prefill()]
+
+    def _await_prefill(self) -> list[Command]:
+        """Nobody is up: a process that restarts is back in a moment."""
+        if self._prefill_waits >= self._plan.max_prefill_waits:
+            return self._fail("no prefill worker is up")
+        self._prefill_waits += 1
+        self._prefill_awaited = True
+        return [*self._release_transfers(), SetTimer(timer=Timer.RECOVER, delay=self._plan.recovery_delay)]
+
+    def _release_transfers(self) -> list[Command]:
+        """The next prefill has a node of its own to send from; even what is ready must be released, or it is held twice."""
+        releases: list[Command] = [CancelReplication(attempt=t.attempt) for t in self._transfers.values()]
+        self._transfers.clear()
+        return releases
 
     def _replicate(self, target: Role) -> Replicate:
         transfer = _Transfer(self._next_attempt())
@@ -657,7 +812,7 @@ class Relay:
 
     def _start_decode(self, role: Role) -> StartDecode:
         self._decode_attempts += 1
-        cap = self._plan.relay_cap if role is Role.RELAY_DECODE and self._recovery is None else None
+        cap = self._cap() if role is Role.RELAY_DECODE else None
         remaining = self._plan.max_tokens - self.num_emitted
         max_tokens = remaining if cap is None else min(remaining, cap - self._num_eager)
         self._decoder = _Decoder(self._next_attempt(), role, end=self.num_emitted + max_tokens)
@@ -680,7 +835,7 @@ class Relay:
         return stops + self._stop_extend()
 
     def _release_relay(self) -> list[Command]:
-        """Main decode has taken over: what relay decode's node holds for this request is wanted by others."""
+        """What relay decode's node holds for this request is wanted by others."""
         transfer = self._transfers.pop(Role.RELAY_DECODE, None)
         return [] if transfer is None else [CancelReplication(attempt=transfer.attempt)]
 

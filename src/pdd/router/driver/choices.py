@@ -1,17 +1,19 @@
-"""What a request's steering and the policies decide together. Pure."""
+"""What a request's steering and the policies decide together. Pure functions of what ``router.driver.prospects`` sees."""
 
 from __future__ import annotations
 
 from pdd.core.request import HandoffMode, Route
-from pdd.core.topology import PolicyTable
-from pdd.core.units import Seconds
+from pdd.core.topology import HandoffRule, PolicyTable
 from pdd.policy.handoff import HandoffView, choose_handoff
 from pdd.policy.route import RouteChoice, RouteView, choose_route
 from pdd.protocol.relay import AskHandoff, RelayPlan
 from pdd.router.base import Steering, TokenRequest
+from pdd.router.driver.settings import DriverSettings
 
 
-def plan_relay(request: TokenRequest, *, relay_up: bool, policy: PolicyTable, recovery_delay: Seconds) -> RelayPlan:
+def plan_relay(
+    request: TokenRequest, *, prepare_relay: bool, settings: DriverSettings, prepare_main: bool = True
+) -> RelayPlan:
     """What is fixed about a request from the start."""
     steering = request.steering
     may_relay = steering.route is not Route.DIRECT
@@ -21,12 +23,14 @@ def plan_relay(request: TokenRequest, *, relay_up: bool, policy: PolicyTable, re
         num_prompt_tokens=len(request.prompt),
         max_tokens=request.max_tokens,
         stop_token_ids=request.stop_token_ids,
-        prepare_relay=relay_up and may_relay,
+        prepare_main=prepare_main,
+        prepare_relay=prepare_relay and may_relay,
         may_reroute=may_relay,
         relay_cap=floor if capped else None,
         relay_floor=floor,
-        reroute_interval=policy.reroute_interval_s,
-        recovery_delay=recovery_delay,
+        reroute_interval=settings.policy.reroute_interval_s,
+        recovery_delay=settings.recovery_delay,
+        resend_delay=settings.resend_delay,
     )
 
 
@@ -45,7 +49,9 @@ def decide_route(steering: Steering, view: RouteView) -> RouteChoice:
     return choose_route(view)
 
 
-def decide_handoff(steering: Steering, question: AskHandoff, policy: PolicyTable) -> HandoffMode:
+def decide_handoff(
+    steering: Steering, question: AskHandoff, policy: PolicyTable, *, relay_load: float = 0.0
+) -> HandoffMode:
     """Pinned to catch-up, even small gaps go in batches, but these must shrink all the same."""
     if steering.handoff is HandoffMode.ONE_SHOT:
         return HandoffMode.ONE_SHOT
@@ -57,5 +63,8 @@ def decide_handoff(steering: Steering, question: AskHandoff, policy: PolicyTable
             rounds=question.rounds,
             threshold_tokens=0 if pinned else policy.catch_up_threshold_tokens,
             max_rounds=policy.max_catch_up_rounds,
+            rule=HandoffRule.CATCH_UP if pinned else policy.handoff,
+            relay_load=relay_load,
+            one_shot_load=policy.one_shot_load,
         )
     )

@@ -6,13 +6,15 @@ import asyncio
 import logging
 from typing import assert_never
 
-from pdd.core.blocks import block_hashes
+from pdd.core.blocks import BlockHash
 from pdd.core.errors import CapacityExhausted, ContextTooLong
+from pdd.core.ids import NodeId, WorkerId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import Role
 from pdd.core.units import Bytes, Seconds
 from pdd.protocol import relay
 from pdd.router.base import TokenRequest
+from pdd.router.driver.directory import BlockDirectory
 from pdd.router.driver.mailbox import Inbox, Refusal, RouteDue
 from pdd.router.driver.pool import Worker
 from pdd.router.driver.report import Reporter
@@ -34,9 +36,11 @@ class KvPaths:
     def __init__(
         self,
         request: TokenRequest,
+        hashes: tuple[BlockHash, ...],
         *,
         kv_format: KvFormat,
         desk: TransferDesk,
+        directory: BlockDirectory,
         seats: RequestSeats,
         inbox: Inbox,
         reporter: Reporter,
@@ -45,12 +49,14 @@ class KvPaths:
         self._request = request
         self._kv_format = kv_format
         self._desk = desk
+        self._directory = directory
         self._seats = seats
         self._inbox = inbox
         self._reporter = reporter
         self._admitted = admitted
-        self._hashes = block_hashes(kv_format, request.salt, request.prompt)
+        self._hashes = hashes
         self._source: Worker | None = None
+        self._roles: dict[int, Role] = {}
         self._by_attempt: dict[int, Transfer] = {}
         self._latest: dict[Role, Transfer] = {}
         self._prefilled = False
@@ -60,6 +66,17 @@ class KvPaths:
     def prompt_bytes(self) -> Bytes:
         """KV of the prompt's full blocks."""
         return Bytes(len(self._hashes) * self._kv_format.block_bytes)
+
+    @property
+    def hashes(self) -> tuple[BlockHash, ...]:
+        """The prompt's full blocks."""
+        return self._hashes
+
+    @property
+    def is_at_relay(self) -> bool:
+        """The request has a place at relay decode, for its KV at least."""
+        to_relay = self._latest.get(Role.RELAY_DECODE)
+        return to_relay is not None and not to_relay.released
 
     @property
     def to_main(self) -> Transfer | None:
@@ -87,14 +104,30 @@ class KvPaths:
         """Block payload that was sent to another cluster for this request, so far."""
         return Bytes(sum(transfer.sent for transfer in self._by_attempt.values() if transfer.spec.crosses_line))
 
+    @property
+    def main_node(self) -> NodeId | None:
+        """Where the prompt's KV is or will be for main decode; None if it may never get there."""
+        transfer = self.to_main
+        if transfer is None:
+            return None
+        given_up = transfer.demoted or transfer.released or transfer.state is TransferState.FAILED
+        return None if given_up and transfer.state is not TransferState.READY else transfer.spec.target.node.node
+
+    @property
+    def workers(self) -> dict[Role, WorkerId]:
+        """Whom the KV was meant for, whether or not they decoded."""
+        return {role: transfer.spec.target.name for role, transfer in self._latest.items()}
+
     def replicate(self, command: relay.Replicate) -> None:
         """Places an order at prefill's node and a watch at the target's. What can't be placed has failed at once."""
+        self._roles[command.attempt] = command.target
         if command.target is Role.MAIN_DECODE:
             self._admitted.set()
-        if not self._hashes:
+        target = self._seats.take(command.target)
+        if not self._hashes and target is not None:
             self._inbox.post(relay.TransferReady(attempt=command.attempt))
             return
-        source, target = self._find_source(), self._seats.take(command.target)
+        source = self._find_source(command.target)
         if source is None or target is None:
             self._inbox.post(relay.TransferFailed(attempt=command.attempt))
             return
@@ -104,10 +137,21 @@ class KvPaths:
         if self._prefilled:
             transfer.prefill_done()
 
-    def cancel(self, attempt: int) -> None:
-        """Releases a transfer; those that were never placed are ignored."""
+    def cancel(self, attempt: int) -> Role:
+        """Releases a transfer, unless it was never placed; says whose it was."""
         if attempt in self._by_attempt:
             self._by_attempt[attempt].release()
+        return self._roles[attempt]
+
+    def demote(self, attempt: int, *, cut: bool) -> None:
+        """Nobody waits for this transfer any more: lines send it when they have nothing else to do, or never (``cut``)."""
+        transfer = self._by_attempt.get(attempt)
+        if transfer is None:
+            return
+        if cut:
+            transfer.release()
+        else:
+            transfer.demote()
 
     def prefill_lost(self) -> None:
         """The next prefill may run elsewhere: its node is the source then."""
@@ -116,6 +160,8 @@ class KvPaths:
     def prefill_done(self) -> None:
         """Every block of the prompt has been computed."""
         self._prefilled = True
+        if self._source is not None:
+            self._directory.landed(self._source.node.node, self._hashes)
         for transfer in self._by_attempt.values():
             transfer.prefill_done()
 
@@ -141,8 +187,15 @@ class KvPaths:
         except TimeoutError:
             _logger.warning("transfer_not_ended transfer=%s limit_s=%.1f", transfer.spec.name, patience)
 
-    def _find_source(self) -> Worker | None:
-        """Prefill's worker: the same for all transfers of one prefill, also after it has given its seat up."""
+    def _find_source(self, target: Role) -> Worker | None:
+        """Prefill's worker: the same for all transfers of one prefill, also after it has given its seat up.
+
+        What main decode is sent again comes from relay decode's node, if that holds it all: prefill's may have lost it.
+        """
+        relay_path = self._latest.get(Role.RELAY_DECODE)
+        again = Role.MAIN_DECODE in self._latest and target is Role.MAIN_DECODE and self._prefilled
+        if again and relay_path is not None and relay_path.holds_all:
+            return relay_path.spec.target
         if self._source is None:
             seat = self._seats.take(Role.PREFILL)
             self._source = None if seat is None else seat.worker
@@ -181,6 +234,7 @@ class KvPaths:
                 self._reporter.note("transfer_refused", role=spec.role)
             case TransferState.READY:
                 self._reporter.note(_READY_EVENTS[spec.role])
+                self._directory.landed(spec.target.node.node, self._hashes)
                 self._inbox.post(relay.TransferReady(attempt=spec.attempt))
             case TransferState.FAILED:
                 self._reporter.note("transfer_failed", role=spec.role)

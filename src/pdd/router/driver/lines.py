@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from pdd.core.clock import Clock
 from pdd.core.ids import NodeId, OrderId
+from pdd.core.request import SendClass
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.kvnode.base import ReplicationProgress
 from pdd.router.driver.pool import Worker
@@ -34,19 +35,28 @@ class Forecast:
     """A line's ``rate`` (None: nothing is known) and what everybody together still has to send over it.
 
     ``measured_rate`` leaves out that nothing has arrived for a while: patience that grew with the wait would never end.
+    ``backlog`` is the normal class's, owed by ``num_orders`` orders; what is sent in the background delays nobody.
     """
 
     rate: BytesPerSecond | None
     measured_rate: BytesPerSecond | None
     backlog: Bytes
+    num_orders: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """One order. ``due``: all that it lacks is at the source and has room at the target, so only the line is waited for."""
+    """One order. ``due``: all that it lacks is at the source and has room at the target, so only the line is waited for.
+
+    ``open``: it is of the normal class and something of it has yet to arrive.
+    """
 
     num_acknowledged: int
     due: bool
+    open: bool
+
+
+_NOTHING_YET = _Standing(0, due=False, open=False)
 
 
 @dataclass(slots=True)
@@ -57,21 +67,32 @@ class _Sender:
     rate: BytesPerSecond | None = None
     backlog: Bytes = Bytes(0)
     saturated_since: Seconds | None = None
+    num_due: int = 0
+    num_open: int = 0
 
-    @property
-    def is_due(self) -> bool:
-        return any(order.due for order in self.orders.values())
-
-    def take(self, progress: ReplicationProgress, *, all_there: bool, now: Seconds) -> int:
+    def take(self, progress: ReplicationProgress, *, send_class: SendClass, all_there: bool, now: Seconds) -> int:
         """How many blocks have arrived."""
-        before = self.orders.get(progress.order)
         missing = progress.num_missing
-        due = all_there and missing is not None and progress.num_acknowledged < missing
-        self.orders[progress.order] = _Standing(progress.num_acknowledged, due)
+        waits = missing is not None and progress.num_acknowledged < missing
+        normal = send_class is SendClass.NORMAL
+        standing = _Standing(progress.num_acknowledged, due=waits and all_there and normal, open=waits and normal)
+        before = self._replace(progress.order, standing)
         self.rate, self.backlog = progress.rate, progress.backlog
         queued = progress.rate is not None and progress.backlog >= progress.rate * QUEUE_WORTH
         self.saturated_since = (now if self.saturated_since is None else self.saturated_since) if queued else None
-        return progress.num_acknowledged - (0 if before is None else before.num_acknowledged)
+        return progress.num_acknowledged - before.num_acknowledged
+
+    def end(self, order: OrderId) -> None:
+        """It stands no more."""
+        self._replace(order, _NOTHING_YET)
+        del self.orders[order]
+
+    def _replace(self, order: OrderId, standing: _Standing) -> _Standing:
+        before = self.orders.get(order, _NOTHING_YET)
+        self.orders[order] = standing
+        self.num_due += standing.due - before.due
+        self.num_open += standing.open - before.open
+        return before
 
 
 @dataclass(slots=True)
@@ -88,7 +109,7 @@ class _Line:
 
     @property
     def num_due(self) -> int:
-        return sum(sender.is_due for sender in self.senders.values())
+        return sum(sender.num_due > 0 for sender in self.senders.values())
 
     def is_saturated(self, now: Seconds) -> bool:
         since = [s.saturated_since for s in self.senders.values() if s.saturated_since is not None]
@@ -117,7 +138,15 @@ class LineBook:
         self._lines: dict[frozenset[str], _Line] = {}
         self._moved_at: dict[_Pair, Seconds] = {}
 
-    def record(self, source: Worker, target: Worker, progress: ReplicationProgress, *, all_there: bool) -> None:
+    def record(
+        self,
+        source: Worker,
+        target: Worker,
+        progress: ReplicationProgress,
+        *,
+        all_there: bool,
+        send_class: SendClass = SendClass.NORMAL,
+    ) -> None:
         """Takes what ``source``'s node says about its peer, ``target``'s node; until ``ended`` the order counts.
 
         ``all_there``: the source has all blocks of the order, and the target room for them. Tell again when that changes.
@@ -125,7 +154,8 @@ class LineBook:
         now, pair = self._clock.now(), (source.node.node, target.node.node)
         line = self._lines.setdefault(_clusters(source, target), _Line())
         quiet, num_due = line.quiet(now), line.num_due
-        num_arrived = line.senders.setdefault(pair, _Sender()).take(progress, all_there=all_there, now=now)
+        sender = line.senders.setdefault(pair, _Sender())
+        num_arrived = sender.take(progress, send_class=send_class, all_there=all_there, now=now)
         line.listen(now, arrived=num_arrived > 0)
         if num_arrived > 0:
             self._moved_at[pair] = now
@@ -139,7 +169,8 @@ class LineBook:
         if line is None or pair not in line.senders:
             return
         sender = line.senders[pair]
-        sender.orders.pop(order, None)
+        if order in sender.orders:
+            sender.end(order)
         if not sender.orders:
             del line.senders[pair]
         line.listen(self._clock.now(), arrived=False)
@@ -157,6 +188,7 @@ class LineBook:
             rate=None if measured is None else _least(measured, bound),
             measured_rate=measured,
             backlog=Bytes(sum(sender.backlog for sender in line.senders.values())),
+            num_orders=sum(sender.num_open for sender in line.senders.values()),
         )
 
     def _believed(self, line: _Line, nominal: BytesPerSecond | None) -> BytesPerSecond | None:

@@ -13,25 +13,29 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from pdd.core.blocks import BlockChain
 from pdd.core.clock import Clock
 from pdd.core.errors import PddError, Unavailable
-from pdd.core.ids import RequestId
+from pdd.core.ids import RequestId, WorkerId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import Generation, Role
-from pdd.core.units import Bytes, BytesPerSecond
-from pdd.policy.route import RouteView
+from pdd.core.topology import FilterRule
 from pdd.protocol import relay
 from pdd.protocol.relay import Command, Relay
 from pdd.router.base import EmittedSpan, TokenRequest
-from pdd.router.driver.choices import decide_handoff, decide_route, plan_relay
+from pdd.router.driver.conversations import Conversations
 from pdd.router.driver.decoders import Decoders
+from pdd.router.driver.directory import BlockDirectory
 from pdd.router.driver.kv_paths import KvPaths
-from pdd.router.driver.lines import QUIET_AFTER, Forecast, LineBook
+from pdd.router.driver.lines import LineBook
 from pdd.router.driver.mailbox import Inbox, InboxEvent, Outbox, Refusal, RouteDue
+from pdd.router.driver.placement import Placement
 from pdd.router.driver.pool import Pool
+from pdd.router.driver.prospects import Prospects
 from pdd.router.driver.report import Reporter
 from pdd.router.driver.seats import RequestSeats
 from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.traffic import Traffic
 from pdd.router.driver.transfer_desk import TransferDesk
 
 _logger = logging.getLogger(__name__)
@@ -47,6 +51,10 @@ class Surroundings:
     pool: Pool
     desk: TransferDesk
     lines: LineBook
+    directory: BlockDirectory
+    conversations: Conversations
+    placement: Placement
+    traffic: Traffic
     clock: Clock
     kv_format: KvFormat
     settings: DriverSettings
@@ -64,9 +72,17 @@ class RequestRun:
         self._shared = shared
         self._reporter = reporter
         self.report = self._reporter.report
-        self._relay = self._plan()
+        self._chain = BlockChain(shared.kv_format, request.salt, request.prompt)
+        hashes = self._chain.hashes
+        self._conversation = shared.conversations.find(hashes)
         self._tasks = asyncio.TaskGroup()
-        self._seats = RequestSeats(shared.pool)
+        self._seats = RequestSeats(
+            shared.pool,
+            shared.placement,
+            hashes,
+            self._conversation,
+            num_blocks=shared.kv_format.num_full_blocks(len(request.prompt) + request.max_tokens),
+        )
         self._decoders = Decoders(
             self._tasks,
             inbox=self.inbox,
@@ -76,13 +92,29 @@ class RequestRun:
         )
         self._paths = KvPaths(
             request,
+            hashes,
             kv_format=shared.kv_format,
             desk=shared.desk,
+            directory=shared.directory,
             seats=self._seats,
             inbox=self.inbox,
             reporter=self._reporter,
             admitted=self._decoders.admitted,
         )
+        self._prospects = Prospects(
+            request,
+            paths=self._paths,
+            seats=self._seats,
+            conversation=self._conversation,
+            pool=shared.pool,
+            lines=shared.lines,
+            directory=shared.directory,
+            traffic=shared.traffic,
+            kv_format=shared.kv_format,
+            settings=settings,
+        )
+        self._relay = Relay(self._prospects.plan())
+        self._served: dict[Role, WorkerId] = {}
         self._held: EmittedSpan | None = None
         self._last_span: EmittedSpan | None = None
         self._route_asked = False
@@ -113,17 +145,6 @@ class RequestRun:
         while not self._relay.finished:
             await self.outbox.room()
             self._receive(await self.inbox.get())
-
-    def _plan(self) -> Relay:
-        settings = self._shared.settings
-        return Relay(
-            plan_relay(
-                self._request,
-                relay_up=self._shared.pool.has(Role.RELAY_DECODE),
-                policy=settings.policy,
-                recovery_delay=settings.recovery_delay,
-            )
-        )
 
     # Events in --------------------------------------------------------------------------------------------------------
 
@@ -173,7 +194,10 @@ class RequestRun:
             case relay.Replicate():
                 self._paths.replicate(command)
             case relay.CancelReplication():
-                self._paths.cancel(command.attempt)
+                self._cancel(command.attempt)
+            case relay.Demote():
+                cut = self._shared.settings.policy.filter is FilterRule.CUT
+                self._paths.demote(command.attempt, cut=cut)
             case relay.StartDecode():
                 self._start_decode(command)
             case relay.StartExtend():
@@ -195,6 +219,12 @@ class RequestRun:
             case _:
                 assert_never(command)
         return ()
+
+    def _cancel(self, attempt: int) -> None:
+        """Relay decode's place is given up with its KV, once an answer has begun; before, prefill just starts again."""
+        role = self._paths.cancel(attempt)
+        if role is Role.RELAY_DECODE and self._relay.num_emitted:
+            self._seats.give_up(role)
 
     def _start_decode(self, command: relay.StartDecode) -> None:
         name = "prefill_started" if command.num_known == 0 else "decode_started"
@@ -246,45 +276,18 @@ class RequestRun:
 
     def _choose_route(self) -> Iterable[Command]:
         self._route_asked = False
-        choice = decide_route(self._request.steering, self._route_view())
-        if self.report.route is not choice.route:
-            self.report.route, self.report.route_reason = choice.route, choice.reason
-            self._reporter.note("route_chosen", route=choice.route, reason=choice.reason)
-        return self._relay.receive(relay.RouteChosen(route=choice.route))
-
-    def _route_view(self) -> RouteView:
-        """What main decode's node lacks, and how fast the line to it is."""
-        missing, forecast = self._paths.missing_at_main(), self._forecast()
         if self.report.missing_blocks_at_main is None:
             self.report.missing_blocks_at_main = self._paths.lacking_at_main()
-        block_bytes = self._shared.kv_format.block_bytes
-        return RouteView(
-            missing=None if missing is None else Bytes(missing * block_bytes),
-            backlog=forecast.backlog,
-            rate=self._rate(forecast),
-            prompt_bytes=self._paths.prompt_bytes,
-            relay_available=self._shared.pool.has(Role.RELAY_DECODE) and not self._paths.relay_refused,
-            threshold=self._shared.settings.policy.relay_threshold_s,
-        )
-
-    def _forecast(self) -> Forecast:
-        transfer = self._paths.to_main
-        if transfer is None:
-            return Forecast(rate=None, measured_rate=None, backlog=Bytes(0))
-        return self._shared.lines.forecast(transfer.spec.source, transfer.spec.target)
-
-    def _rate(self, forecast: Forecast) -> BytesPerSecond | None:
-        """A line on which nothing of ours has moved for a while is slower than anybody said.
-
-        The forecast knows of a silence once the source has said what is lacked; a source that says nothing is silent, too.
-        """
-        transfer = self._paths.to_main
-        if transfer is None or forecast.rate is None or transfer.idle < QUIET_AFTER:
-            return forecast.rate
-        return BytesPerSecond(min(forecast.rate, self._shared.kv_format.block_bytes / transfer.idle))
+        routing = self._prospects.route()
+        route = routing.chosen.route
+        if self.report.route is not route:
+            self.report.route, self.report.route_reason = route, routing.reason
+            self.report.filtered |= routing.filtered
+            self._reporter.note("route_chosen", route=route, reason=routing.reason)
+        return self._relay.receive(routing.chosen)
 
     def _choose_handoff(self, question: relay.AskHandoff) -> relay.HandoffChosen:
-        mode = decide_handoff(self._request.steering, question, self._shared.settings.policy)
+        mode = self._prospects.handoff(question)
         self._reporter.note("handoff_chosen", mode=mode, gap=question.gap, rounds=question.rounds)
         return relay.HandoffChosen(mode=mode)
 
@@ -298,6 +301,7 @@ class RequestRun:
             self._seats.give_up(Role.PREFILL)
         seat = self._decoders.seat_of(command.attempt)
         assert seat is not None
+        self._served[command.role] = seat.worker.name
         self._held = self._last_span = EmittedSpan(
             first_position=command.first_position,
             tokens=command.tokens,
@@ -315,6 +319,7 @@ class RequestRun:
             self._end("client_left", None)
             return
         self._complete = True
+        self._remember()
         if self._held is not None:
             self.outbox.send(replace(self._held, finish_reason=command.reason))
         elif self._last_span is not None:
@@ -322,6 +327,25 @@ class RequestRun:
             self.outbox.send(replace(self._last_span, first_position=end, tokens=(), finish_reason=command.reason))
         self._held = None
         self._end("finished", None)
+
+    def _remember(self) -> None:
+        """The next turn begins with this one's tokens: it should go to where their KV is."""
+        shared, emitted = self._shared, self._relay.emitted
+        shared.traffic.lengths.add(len(emitted))
+        self._chain.append(emitted[:-1])
+        main_node, last = self._paths.main_node, self._last_span
+        if last is not None:  # its last token's KV was never computed
+            node = shared.pool.worker(last.worker).node.node
+            shared.directory.landed(node, self._chain.hashes)
+            main_node = node if last.role is Role.MAIN_DECODE else main_node
+        self._chain.append(emitted[-1:])
+        shared.conversations.remember(
+            self._chain.hashes,
+            seats={**self._paths.workers, **self._served},
+            main_node=main_node,
+            filtered=main_node is None and self.report.filtered,
+            previous=self._conversation,
+        )
 
     def _fail(self, command: relay.Fail) -> None:
         error = self._decoders.last_error

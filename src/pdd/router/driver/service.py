@@ -17,14 +17,22 @@ from pdd.core.request import Role
 from pdd.core.units import Bytes, Seconds
 from pdd.protocol import relay
 from pdd.router.base import EmittedSpan, RequestReport, TokenRequest
+from pdd.router.driver.conversations import Conversations
+from pdd.router.driver.directory import BlockDirectory
 from pdd.router.driver.lines import LineBook
+from pdd.router.driver.pins import PinBoard
+from pdd.router.driver.placement import Placement
 from pdd.router.driver.pool import Pool, Worker
 from pdd.router.driver.report import Reporter
 from pdd.router.driver.run import CommandHook, RequestRun, Surroundings
 from pdd.router.driver.settings import DriverSettings, NominalRates
+from pdd.router.driver.traffic import Traffic
 from pdd.router.driver.transfer_desk import TransferDesk
 from pdd.router.driver.waiting_room import Place, WaitingRoom
 from pdd.telemetry.events import EventSink
+
+ALONE_LOAD = 0.9
+"""While no main decode is up, answers go on at relay decode alone up to this load: those that it has begun come first."""
 
 
 class RunningAnswer:
@@ -98,11 +106,26 @@ class Driver:
         self.pool = Pool(workers, settings, clock)
         self._settings = settings
         lines = LineBook(rates or {}, local_rate=settings.local_rate, block_bytes=kv_format.block_bytes, clock=clock)
+        directory = BlockDirectory(self.pool.node_stats)
+        self._pins = PinBoard(self.pool, settings, clock)
+        self.conversations = Conversations(self._pins, clock, ttl=settings.policy.conversation_ttl_s)
+        placement = Placement(
+            self.pool,
+            directory,
+            lines,
+            rule=settings.policy.placement,
+            block_bytes=kv_format.block_bytes,
+            clock=clock,
+        )
         self._desk = TransferDesk(pool=self.pool, lines=lines, clock=clock, settings=settings)
         self._shared = Surroundings(
             pool=self.pool,
             desk=self._desk,
             lines=lines,
+            directory=directory,
+            conversations=self.conversations,
+            placement=placement,
+            traffic=Traffic.under(settings.policy),
             clock=clock,
             kv_format=kv_format,
             settings=settings,
@@ -212,6 +235,7 @@ class Driver:
     def _start(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
         self._desk.start(tasks)
+        self._pins.start(tasks)
         self.pool.start(tasks)
 
     def _stop(self) -> None:
@@ -219,6 +243,7 @@ class Driver:
         for answer, place in self._open.items():
             self._abandon(answer, place)
         self._desk.stop()
+        self._pins.stop()
         self.pool.stop()
 
     def _require_tasks(self) -> asyncio.TaskGroup:
@@ -228,9 +253,10 @@ class Driver:
 
     def _require_workers(self) -> None:
         """Raises Unavailable when nobody could begin, or go on with, a request."""
-        for role, name in ((Role.PREFILL, "prefill"), (Role.MAIN_DECODE, "main decode")):
-            if not self.pool.has(role):
-                raise self.room.nobody_is_up(f"no {name} worker is up")
+        if not self.pool.has(Role.PREFILL):
+            raise self.room.nobody_is_up("no prefill worker is up")
+        if not self.pool.has(Role.MAIN_DECODE) and self.pool.load(Role.RELAY_DECODE) >= ALONE_LOAD:
+            raise self.room.nobody_is_up("no main decode worker is up, and relay decode has no room for whole answers")
 
 
 async def _wait_shielded(task: asyncio.Task[None]) -> None:

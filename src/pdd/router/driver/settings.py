@@ -52,6 +52,10 @@ class DriverSettings:
     retry_after: Seconds = Seconds(2.0)
     """What a refused client is told to wait."""
     recovery_delay: Seconds = Seconds(1.0)
+    resend_delay: Seconds = Seconds(2.0)
+    """How long after a failed transfer main decode is sent the prompt again, while another decodes."""
+    spare_patience: Seconds = Seconds(10.0)
+    """How long a transfer that only gets what lines have to spare may get nothing before it is cut."""
     local_rate: BytesPerSecond = _LOCAL_RATE
     """Nominal rate between nodes of one cluster, where no line is declared (10 Gbit/s)."""
 

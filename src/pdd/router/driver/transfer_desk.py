@@ -53,11 +53,14 @@ class TransferDesk:
         return transfer
 
     def detach(self, transfer: Transfer) -> None:
-        """Lets a transfer outlive its request; of too many the oldest ends."""
+        """Lets a transfer outlive its request; of too many the oldest ends, of those that nobody waited for if there are."""
         self._detached.append(transfer)
         transfer.detach()
         if len(self._detached) > self._settings.max_detached_transfers:
-            self._detached.pop(0).release()
+            spare = (other for other in self._detached if other.demoted)
+            oldest = next(spare, self._detached[0])
+            self._detached.remove(oldest)
+            oldest.release()
 
     def stop(self) -> None:
         """Releases everything, in the order in which it was placed."""

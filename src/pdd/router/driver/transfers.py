@@ -15,9 +15,9 @@ from typing import Protocol
 
 from pdd.core.blocks import BlockHash
 from pdd.core.clock import Clock
-from pdd.core.errors import CapacityExhausted, ContextTooLong, Incompatible, NodeFailed, PddError
+from pdd.core.errors import BlocksLost, CapacityExhausted, ContextTooLong, Incompatible, NodeFailed, PddError
 from pdd.core.ids import NodeInstance, OrderId, WatchId
-from pdd.core.request import Role
+from pdd.core.request import Role, SendClass
 from pdd.core.units import Bytes, Seconds
 from pdd.kvnode.base import ReplicationOrder, ReplicationProgress, Watch
 from pdd.router.driver.lines import LineBook
@@ -26,6 +26,9 @@ from pdd.router.driver.pool import Pool, Worker
 from pdd.router.driver.settings import DriverSettings
 
 _logger = logging.getLogger(__name__)
+
+_LOOK_EVERY = Seconds(2.0)
+"""How often a transfer at least looks how long the queue before it is."""
 
 
 class TransferState(Enum):
@@ -95,6 +98,8 @@ class Transfer:
         self._clock = clock
         self._settings = settings
         self._detached = False
+        self._send_class = SendClass.NORMAL
+        self._tasks: asyncio.TaskGroup | None = None
         self._prefilled = asyncio.Event()
         self._prefilled_at: Seconds | None = None
         self._released = asyncio.Event()
@@ -109,6 +114,16 @@ class Transfer:
     @property
     def settled(self) -> bool:
         return self.state in (TransferState.READY, TransferState.FAILED)
+
+    @property
+    def holds_all(self) -> bool:
+        """Its target holds every block, for this transfer's sake."""
+        return self.state is TransferState.READY and not self.released
+
+    @property
+    def released(self) -> bool:
+        """It holds nothing any more, or is about to."""
+        return self._released.is_set()
 
     @property
     def num_missing(self) -> int | None:
@@ -143,6 +158,19 @@ class Transfer:
             self._prefilled.set()
             self._tell_line()
 
+    @property
+    def demoted(self) -> bool:
+        """It gets only what the line has to spare."""
+        return self._send_class is SendClass.BACKGROUND
+
+    def demote(self) -> None:
+        """Nobody waits for it any more: from now on it is sent while nothing else is, and cut when that is never."""
+        self._send_class = SendClass.BACKGROUND
+        self._moved_at = self._clock.now()
+        self._tell_line()
+        if self._tasks is not None and self._standing is not None:
+            self._tasks.create_task(self._reclassify(self._standing), name=f"demotion {self.spec.name}")
+
     def detach(self) -> None:
         """The request is over, the transfer goes on; it releases itself when it is settled. Nobody is notified."""
         self._detached = True
@@ -169,6 +197,7 @@ class Transfer:
 
     async def _carry(self) -> None:
         async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
             parts = [tasks.create_task(self._keep_watch(), name=f"watch {self.spec.name}")]
             if not self.spec.is_local:
                 parts.append(tasks.create_task(self._keep_order(), name=f"order {self.spec.name}"))
@@ -243,7 +272,10 @@ class Transfer:
         """True when every block has arrived."""
         self._sent_before, self.progress = self.sent, None
         order = ReplicationOrder(
-            order=OrderId(self._next_name()), target=self.spec.target.node.node, hashes=self.spec.hashes
+            order=OrderId(self._next_name()),
+            target=self.spec.target.node.node,
+            hashes=self.spec.hashes,
+            send_class=self._send_class,
         )
         done, self._standing = False, order.order
         try:
@@ -276,7 +308,17 @@ class Transfer:
         """What the source said last, and whether only the line is waited for now."""
         if self.progress is not None and self.progress.order == self._standing:
             all_there = self._prefilled.is_set() and self.state is TransferState.MOVING
-            self._lines.record(self.spec.source, self.spec.target, self.progress, all_there=all_there)
+            self._lines.record(
+                self.spec.source, self.spec.target, self.progress, all_there=all_there, send_class=self._send_class
+            )
+
+    async def _reclassify(self, order: OrderId) -> None:
+        try:
+            async with asyncio.timeout(self._settings.release_patience):
+                await self.spec.source.node.reclassify(order, self._send_class)
+        except (PddError, TimeoutError) as error:
+            # The order ends with the node, or with our connection to it; the next one is of the right class.
+            _logger.debug("order_not_reclassified order=%s reason=%s", order, error)
 
     async def _cancel_order(self, order: OrderId) -> None:
         try:
@@ -299,31 +341,37 @@ class Transfer:
     async def _notice_standstill(self) -> None:
         """A block that prefill's node never got, or lost before it was sent, never arrives."""
         await self._prefilled.wait()
-        retry, waiting_since, queue_patience = self._settings.node_retry, self._moved_at, Seconds(0.0)
+        waiting_since, queue_patience = self._moved_at, Seconds(0.0)
         while not self.settled:
             if self._moved_at != waiting_since:
                 waiting_since, queue_patience = self._moved_at, Seconds(0.0)
             # The longest queue since the last block counts: it shrinks while this transfer waits for its turn.
             queue_patience = max(queue_patience, self._queue_patience())
-            if self._stands_still(queue_patience) and self.state is not TransferState.REFUSED:
+            left = self._patience_left(queue_patience)
+            if left <= 0 and self.state is not TransferState.REFUSED:
                 self._settle(TransferState.FAILED, NodeFailed("the transfer has come to a standstill"))
                 return
-            asleep_at = self._clock.now()
-            await self._clock.sleep(retry)
-            overslept = self._clock.now() - asleep_at - retry
-            if overslept > retry:  # this process did not run; what arrived meanwhile has yet to be read
+            overslept = await self._sleep_or_longer(max(self._settings.node_retry, min(left, _LOOK_EVERY)))
+            if overslept > self._settings.node_retry:  # this process did not run: what arrived has yet to be read
                 self._moved_at = Seconds(self._moved_at + overslept)
                 waiting_since = self._moved_at
 
-    def _stands_still(self, queue_patience: Seconds) -> bool:
-        """Nothing arrives any more, of nobody; or others are served, and this one has been passed over for too long."""
-        settings, now = self._settings, self._clock.now()
-        spec = self.spec
+    async def _sleep_or_longer(self, time: Seconds) -> Seconds:
+        """How much longer."""
+        asleep_at = self._clock.now()
+        await self._clock.sleep(time)
+        return Seconds(self._clock.now() - asleep_at - time)
+
+    def _patience_left(self, queue_patience: Seconds) -> Seconds:
+        """Until nothing has arrived for too long, of nobody; or until others were served and this one passed over for too long."""
+        settings, now, spec = self._settings, self._clock.now(), self.spec
+        if self.demoted:
+            return Seconds(self._moved_at + settings.spare_patience - now)
         has_work = self._lines.forecast(spec.source, spec.target).backlog > 0
         line_patience = settings.line_patience if has_work else settings.node_patience
         line_moved_at = max(self._moved_at, self._lines.moved_at(spec.source, spec.target))
-        own_patience = max(settings.node_patience, queue_patience)
-        return now - line_moved_at >= line_patience or now - self._moved_at >= max(own_patience, line_patience)
+        own_patience = max(settings.node_patience, queue_patience, line_patience)
+        return Seconds(min(line_moved_at + line_patience, self._moved_at + own_patience) - now)
 
     def _queue_patience(self) -> Seconds:
         """Others may be served first, but not for longer than twice all that the line owes."""
@@ -338,7 +386,7 @@ class Transfer:
 
     async def _bear(self, error: PddError, patience: Patience) -> None:
         """Waits a little if waiting can help; else the transfer has failed."""
-        if isinstance(error, ContextTooLong | Incompatible) or not await patience.bear():
+        if isinstance(error, ContextTooLong | Incompatible | BlocksLost) or not await patience.bear():
             self._settle(TransferState.FAILED, error)
 
     def _settle(self, state: TransferState, error: PddError | None) -> None:
