@@ -23,6 +23,7 @@ from tests.support.live_chaos import (
     Hang,
     Kill,
     LineStall,
+    LiveSystem,
     Tally,
     Turn,
     doubled,
@@ -44,7 +45,7 @@ async def test_one_trouble_after_another_costs_no_stream_and_nobody_is_turned_aw
     chance = random.Random(1)
     topology = wide_scripted()
     async with live(topology, timing=QUICK_RESTARTS) as deployment:
-        chaos = Chaos(deployment, num_clients=6, num_at_once=1, chance=chance)
+        chaos = Chaos(LiveSystem(deployment), num_clients=6, num_at_once=1, chance=chance)
         faults = one_of_each_fault(topology, chance)
         await chaos.run(scripted_dialogues(topology, chance), iter(faults), seconds=170.0)
         await until_at_peace(deployment)
@@ -60,9 +61,9 @@ async def test_troubles_that_overlap_lose_double_and_reorder_nothing():
     chance = random.Random(2)
     topology = wide_scripted()
     async with live(topology, timing=QUICK_RESTARTS) as deployment:
-        chaos = Chaos(deployment, num_clients=6, num_at_once=3, chance=chance)
+        chaos = Chaos(LiveSystem(deployment), num_clients=6, num_at_once=3, chance=chance)
         faults = one_of_each_fault(topology, chance)
-        await chaos.run(scripted_dialogues(topology, chance), iter(faults), seconds=60.0)
+        await chaos.run(scripted_dialogues(topology, chance), iter(faults), seconds=25.0)
         await until_at_peace(deployment)
     tally = chaos.tally
     assert (tally.wrong, tally.late) == ([], []), explain(tally)
@@ -107,7 +108,7 @@ async def test_the_real_engine_gives_the_answers_of_peace_through_all_of_it():
     chance.shuffle(faults)
     async with live(topology, timing=QUICK_RESTARTS) as deployment:
         turns = await in_peace(deployment, chance, 6)
-        chaos = Chaos(deployment, num_clients=2, num_at_once=1, chance=chance)
+        chaos = Chaos(LiveSystem(deployment), num_clients=2, num_at_once=1, chance=chance)
         await chaos.run(asked_again(turns), iter(faults), seconds=150.0)
         await until_at_peace(deployment)
     tally = chaos.tally

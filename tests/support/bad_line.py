@@ -14,7 +14,9 @@ CHUNK_BYTES = 16 * 1024
 
 
 class BadLine:
-    """Forwards to ``there``. Set ``bytes_per_second``, or ``flips`` at any time; ``cut`` breaks what is open, ``freeze`` moves nothing.
+    """Forwards to ``there``. Set ``bytes_per_second`` (forward), ``bytes_per_second_back`` or ``flips`` at any time.
+
+    ``cut`` breaks what is open, and while ``refuses`` is set new connections are broken as well; ``freeze`` moves nothing.
 
     ``flips`` lists offsets, counted in bytes sent forward over the line's whole life, at which one bit is turned.
     """
@@ -22,6 +24,8 @@ class BadLine:
     def __init__(self) -> None:
         self.there: Address | None = None
         self.bytes_per_second: float | None = None
+        self.bytes_per_second_back: float | None = None
+        self.refuses = False
         self._thawed = asyncio.Event()
         self._thawed.set()
         self.flips: list[int] = []
@@ -61,6 +65,8 @@ class BadLine:
         far.setblocking(False)
         self._open |= {near, far}
         try:
+            if self.refuses:
+                raise ConnectionRefusedError
             await loop.sock_connect(far, (self.there.host, self.there.port))
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._forward(near, far, counted=True))
@@ -78,8 +84,9 @@ class BadLine:
             await self._thawed.wait()
             if counted:
                 data = self._damage(data)
-                if self.bytes_per_second is not None:
-                    await asyncio.sleep(len(data) / self.bytes_per_second)
+            rate = self.bytes_per_second if counted else self.bytes_per_second_back
+            if rate is not None:
+                await asyncio.sleep(len(data) / rate)
             await loop.sock_sendall(target, data)
         raise ConnectionResetError("one side has closed")
 

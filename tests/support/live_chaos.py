@@ -14,15 +14,15 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import assert_never
+from typing import Any, Protocol, assert_never
 
 import msgspec
 
-from pdd.cli.ask.conversation import Question, ReceivedSpan
+from pdd.cli.ask.conversation import Question, ReceivedAnswer, ReceivedSpan
 from pdd.cli.deploy.state import Phase
 from pdd.core.errors import PddError, Unavailable
 from pdd.core.ids import NodeId, TokenId, WorkerId
@@ -122,10 +122,11 @@ Fault = Kill | Hang | LineCut | LineStall | LineSlow
 
 
 def one_of_each_fault(topology: Topology, chance: random.Random) -> list[Fault]:
-    """Everything once to everyone, in an order and for times left to chance."""
+    """Everyone killed, one of each pair and the router stopped, everything done to each line; order and times left to chance."""
     processes = [*(n.name for n in topology.nodes), *(e.name for e in topology.engines)]
     once: list[Fault] = [Kill(role=role) for role in processes]
-    once += [Hang(role=role, seconds=chance.uniform(0.3, 6.0)) for role in [*processes, "router"]]
+    half = [chance.choice((name, f"{name}2")) for name in processes if not name.endswith("2")]
+    once += [Hang(role=role, seconds=chance.uniform(0.3, 6.0)) for role in [*half, "router"]]
     for link in topology.links:
         once += [Kill(role=link.name), Hang(role=link.name, seconds=chance.uniform(0.3, 4.0))]
         once += [LineCut(link=link.name, kind=kind, seconds=chance.uniform(0.2, 5.0)) for kind in CutKind]
@@ -260,18 +261,48 @@ class Tally:
         }
 
 
+class System(Protocol):
+    """Whatever is asked and hurt."""
+
+    async def ask(self, question: Question, on_span: Callable[[ReceivedSpan], None]) -> ReceivedAnswer: ...
+
+    async def inflict(self, fault: Any) -> None:
+        """Does it, and returns when it has been undone."""
+        ...
+
+    async def until_well(self) -> None:
+        """Waits until a new request would find everybody up."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSystem:
+    """A deployment as it is."""
+
+    deployment: Live
+
+    async def ask(self, question: Question, on_span: Callable[[ReceivedSpan], None]) -> ReceivedAnswer:
+        return await self.deployment.ask(question, on_span)
+
+    async def inflict(self, fault: Fault) -> None:
+        await inflict(self.deployment, fault)
+
+    async def until_well(self) -> None:
+        await self.deployment.until_healthy()
+
+
 class Chaos:
     """Clients beside faults. ``num_at_once`` faults overlap; with one, everything is well again before the next."""
 
-    def __init__(self, deployment: Live, *, num_clients: int, num_at_once: int, chance: random.Random) -> None:
+    def __init__(self, system: System, *, num_clients: int, num_at_once: int, chance: random.Random) -> None:
         self.tally = Tally()
-        self._deployment = deployment
+        self._system = system
         self._num_clients = num_clients
         self._num_at_once = num_at_once
         self._chance = chance
         self._began = time.monotonic()
 
-    async def run(self, dialogues: Iterator[Dialogue], faults: Iterator[Fault], *, seconds: float) -> None:
+    async def run(self, dialogues: Iterator[Dialogue], faults: Iterator[object], *, seconds: float) -> None:
         """Until the faults are all done, or ``seconds`` have passed, and those dialogues that had begun have ended."""
         end = time.monotonic() + seconds
         async with asyncio.TaskGroup() as group:
@@ -279,14 +310,14 @@ class Chaos:
             for _ in range(self._num_clients):
                 group.create_task(self._client(dialogues, troubles))
 
-    async def _trouble(self, faults: Iterator[Fault], end: float) -> None:
+    async def _trouble(self, faults: Iterator[object], end: float) -> None:
         for fault in faults:
             await asyncio.sleep(self._chance.uniform(0.1, 0.8))
             self._note(str(fault))
-            await inflict(self._deployment, fault)
+            await self._system.inflict(fault)
             self.tally.faults[type(fault).__name__] += 1
             if self._num_at_once == 1:
-                await self._deployment.until_healthy()
+                await self._system.until_well()
             self._note(f"undone: {fault}")
             if time.monotonic() > end:
                 return
@@ -319,7 +350,7 @@ class Chaos:
         salt = turn.question.pins.cache_salt
         while True:
             try:
-                answer = await self._deployment.ask(turn.question, spans.append)
+                answer = await self._system.ask(turn.question, spans.append)
             except Unavailable as refusal:
                 assert not spans, "refused after it had begun"
                 self.tally.refused += 1
@@ -364,7 +395,9 @@ async def _soak(arguments: argparse.Namespace) -> int:
     chance = random.Random(arguments.seed)
     topology = wide_scripted()
     async with live(topology, timing=QUICK_RESTARTS) as deployment:
-        chaos = Chaos(deployment, num_clients=arguments.clients, num_at_once=arguments.at_once, chance=chance)
+        chaos = Chaos(
+            LiveSystem(deployment), num_clients=arguments.clients, num_at_once=arguments.at_once, chance=chance
+        )
         await chaos.run(
             scripted_dialogues(topology, chance),
             endless_faults(topology, chance),
