@@ -111,6 +111,11 @@ class BlockIndex:
         """The slot of a held block."""
         return self._held[block]
 
+    def waiting_for(self, block: BlockHash) -> tuple[Owner, ...]:
+        """Whose reservations name the block and don't have it yet."""
+        waiting = self._wanted.get(block)
+        return () if waiting is None else tuple(sorted(waiting))
+
     def num_ready(self, owner: Owner) -> int:
         """How many of the reservation's first hashes are held (and leased by it)."""
         return self._reservations[owner].num_ready

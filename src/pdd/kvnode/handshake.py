@@ -9,6 +9,7 @@ from pdd.core.errors import Incompatible, RemoteProtocolError
 from pdd.core.ids import NodeId
 from pdd.core.kv_format import KvFormat
 from pdd.core.units import Seconds
+from pdd.kvnode.arena import Arena
 from pdd.kvnode.store import NodeStore
 from pdd.protocol.frames import FrameKind, encode_control
 from pdd.protocol.peer import (
@@ -101,14 +102,14 @@ def welcome(store: NodeStore) -> Welcome:
     )
 
 
-def send_welcome_with_arena(sock: socket.socket, store: NodeStore) -> None:
+def send_welcome_with_arena(sock: socket.socket, store: NodeStore, arena: Arena) -> None:
     """Accepts an engine: the arena's descriptor rides on the first byte of the welcome.
 
     A fresh socket's empty buffer takes the few bytes at once. Raises ConnectionLost.
     """
     frame = encode_control(welcome(store))
     try:
-        num_sent = socket.send_fds(sock, [frame], [store.arena.descriptor])
+        num_sent = socket.send_fds(sock, [frame], [arena.descriptor])
     except OSError as error:
         raise ConnectionLost(f"an engine left during the handshake: {error}") from error
     if num_sent != len(frame):

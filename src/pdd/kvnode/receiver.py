@@ -10,6 +10,7 @@ from pdd.core.errors import RemoteProtocolError
 from pdd.core.ids import NodeId
 from pdd.core.units import BytesPerSecond, Seconds
 from pdd.index.blocks import Owner, WriteSlot
+from pdd.kvnode.arena import MappedArena
 from pdd.kvnode.outbox import Outbox
 from pdd.kvnode.store import NodeStore
 from pdd.protocol.arrivals import SourceKey
@@ -37,12 +38,24 @@ FRAME_TICK = Seconds(1.0)
 class Receiver:
     """Serves one source. ``run`` returns when the connection has ended and all that it held is released."""
 
-    def __init__(self, *, source: NodeId, key: SourceKey, connection: SocketConnection, store: NodeStore) -> None:
+    def __init__(
+        self,
+        *,
+        source: NodeId,
+        key: SourceKey,
+        connection: SocketConnection,
+        store: NodeStore,
+        memory: MappedArena,
+        scratch: memoryview,
+    ) -> None:
+        """``scratch`` has room for one block that is dropped; anybody's garbage may be in it."""
         self._source = source
         self._key = key
         self._owner = Owner(key)
         self._connection = connection
         self._store = store
+        self._memory = memory
+        self._scratch = scratch
         self._outbox = Outbox()
         self._throttle = LogThrottle()
 
@@ -103,7 +116,7 @@ class Receiver:
 
     async def _drop(self, head: BlockHead) -> None:
         """The block came twice, or is being written here, or found no room: the line must be read on all the same."""
-        await self._connection.receive_into(self._store.scratch)
+        await self._connection.receive_into(self._scratch)
         if self._store.index.holds(head.hash):
             self._store.arrivals.stored(self._key, head.hash)
         else:
@@ -114,7 +127,7 @@ class Receiver:
         arrivals = self._store.arrivals
         arrivals.arriving(self._key, head.hash)
         self._store.deliver()
-        payload = self._store.arena.memory.view(write.slot)
+        payload = self._memory.view(write.slot)
         await self._connection.receive_into(payload)
         if payload_digest(payload) == head.digest:
             arrivals.stored(self._key, head.hash)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import assert_never
 
 from pdd.core.blocks import BlockHash
@@ -12,8 +13,8 @@ from pdd.core.units import Seconds
 from pdd.index.blocks import RETRY_AFTER, Owner
 from pdd.kvnode.handshake import check_is_control
 from pdd.kvnode.outbox import Outbox
+from pdd.kvnode.outflow import Outflow
 from pdd.kvnode.receiver import SILENCE_LIMIT, watch_frames, watch_silence
-from pdd.kvnode.sender import Sender
 from pdd.kvnode.store import NodeStore
 from pdd.protocol.frames import MAX_CONTROL_BYTES
 from pdd.protocol.peer import (
@@ -51,12 +52,12 @@ class RouterSession:
     """Serves one router. ``run`` returns when the connection has ended and nothing of it is left."""
 
     def __init__(
-        self, *, key: str, connection: SocketConnection, store: NodeStore, senders: dict[NodeId, Sender]
+        self, *, key: str, connection: SocketConnection, store: NodeStore, outflows: Mapping[NodeId, Outflow]
     ) -> None:
         self._key = key
         self._connection = connection
         self._store = store
-        self._senders = senders
+        self._outflows = outflows
         self._outbox = Outbox()
         self._orders: dict[str, _Order] = {}
         self._watches: dict[str, int] = {}
@@ -81,7 +82,7 @@ class RouterSession:
 
     def _end_everything(self) -> None:
         for order in tuple(self._orders.values()):
-            order.sender.cancel(order.key)
+            order.outflow.cancel(order.key)
         self._orders.clear()
         for watch in self._watches:
             self._store.end_watch(self._owner(watch))
@@ -124,25 +125,25 @@ class RouterSession:
     def _place(self, message: PlaceOrder) -> None:
         if message.order in self._orders or len(self._orders) >= MAX_OPEN:
             raise RemoteProtocolError(f"the router placed order {message.order!r} twice, or more than {MAX_OPEN}")
-        sender = self._senders.get(NodeId(message.target))
-        if sender is None:
+        outflow = self._outflows.get(NodeId(message.target))
+        if outflow is None:
             reason = f"node {self._store.node!r} knows no peer {message.target!r}"
             failure = OrderFailed(order=message.order, error=ErrorKind.NODE_FAILED, reason=reason)
             self._outbox.put(failure, key=("order", message.order))
             return
-        order = _Order(session=self, name=message.order, key=OrderKey(f"{self._key}/{message.order}"), sender=sender)
+        order = _Order(session=self, name=message.order, key=OrderKey(f"{self._key}/{message.order}"), outflow=outflow)
         self._orders[message.order] = order
-        sender.place(order.key, [BlockHash(block) for block in message.hashes], message.send_class, order)
+        outflow.place(order.key, [BlockHash(block) for block in message.hashes], message.send_class, order)
 
     def _reclassify(self, message: ReclassifyOrder) -> None:
         order = self._orders.get(message.order)
         if order is not None:
-            order.sender.reclassify(order.key, message.send_class)
+            order.outflow.reclassify(order.key, message.send_class)
 
     def _cancel(self, name: str) -> None:
         order = self._orders.pop(name, None)
         if order is not None:
-            order.sender.cancel(order.key)
+            order.outflow.cancel(order.key)
 
     def report(self, name: str, message: OrderProgress) -> None:
         """Reports at once."""
@@ -163,7 +164,7 @@ class RouterSession:
             changed, self._changed = self._changed, set()
             for name in sorted(changed & set(self._orders)):
                 order = self._orders[name]
-                self.report(name, order.progress(order.sender.standing(order.key), done=False))
+                self.report(name, order.progress(order.outflow.standing(order.key), done=False))
 
     # --- watches
 
@@ -263,11 +264,11 @@ class _ReadyReporter:
 
 
 class _Order:
-    """One order of this router; satisfies ``sender.OrderListener``."""
+    """One order of this router; satisfies ``outflow.OrderListener``."""
 
-    def __init__(self, *, session: RouterSession, name: str, key: OrderKey, sender: Sender) -> None:
+    def __init__(self, *, session: RouterSession, name: str, key: OrderKey, outflow: Outflow) -> None:
         self.key = key
-        self.sender = sender
+        self.outflow = outflow
         self._session = session
         self._name = name
         self._num_missing_reported: int | None = None
@@ -295,8 +296,8 @@ class _Order:
             num_missing=standing.num_missing,
             num_acknowledged=standing.num_acknowledged,
             sent_bytes=standing.sent_bytes,
-            rate=self.sender.rate(),
-            backlog=self.sender.backlog,
-            background_backlog=self.sender.background_backlog,
+            rate=self.outflow.rate(),
+            backlog=self.outflow.backlog,
+            background_backlog=self.outflow.background_backlog,
             done=done,
         )

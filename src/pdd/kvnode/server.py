@@ -16,6 +16,7 @@ from pdd.core.ids import NodeId, NodeInstance
 from pdd.core.kv_format import KvFormat
 from pdd.core.topology import Address
 from pdd.core.units import Bytes, Seconds
+from pdd.kvnode.arena import Arena
 from pdd.kvnode.engine_session import EngineSession
 from pdd.kvnode.handshake import receive_hello, send_welcome_with_arena, welcome
 from pdd.kvnode.receiver import Receiver
@@ -89,31 +90,32 @@ async def serve_node(
 ) -> None:
     """As ``run_node``, on sockets that listen already and stay the caller's."""
     instance = NodeInstance(secrets.token_hex(8))
-    store = NodeStore(node=node, instance=instance, kv_format=kv_format, arena_bytes=arena_bytes)
-    try:
-        await _Server(store, peers, settings).run(tcp=tcp, local=local, on_ready=on_ready)
-    finally:
-        store.close()
+    with contextlib.closing(Arena(arena_bytes=arena_bytes, block_bytes=kv_format.block_bytes)) as arena:
+        store = NodeStore(node=node, instance=instance, kv_format=kv_format, capacity=arena.memory.capacity)
+        await _Server(store, arena, peers, settings).run(tcp=tcp, local=local, on_ready=on_ready)
 
 
 class _Server:
     """Accepts, greets and hands each connection to its session."""
 
-    def __init__(self, store: NodeStore, peers: Mapping[NodeId, Address], settings: LineSettings) -> None:
+    def __init__(self, store: NodeStore, arena: Arena, peers: Mapping[NodeId, Address], settings: LineSettings) -> None:
         self._store = store
-        self._senders = {
-            target: Sender(target=target, address=address, store=store, settings=settings)
+        self._arena = arena
+        self._scratch = memoryview(bytearray(store.kv_format.block_bytes))
+        self._senders = [
+            Sender(target=target, address=address, store=store, memory=arena.memory, settings=settings)
             for target, address in peers.items()
             if target != store.node
-        }
-        store.outlets.update(self._senders)
+        ]
+        self._outflows = {sender.target: sender.orders for sender in self._senders}
+        store.outlets.update(self._outflows)
         self._numbers = count(1)
         self._throttle = LogThrottle()
         self._sources: dict[NodeId, tuple[SocketConnection, asyncio.Event]] = {}
 
     async def run(self, *, tcp: socket.socket, local: socket.socket, on_ready: Callable[[], None]) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for sender in self._senders.values():
+            for sender in self._senders:
                 tasks.create_task(sender.run())
             tasks.create_task(self._accept(tcp, tasks, self._serve_remote))
             tasks.create_task(self._accept(local, tasks, self._serve_engine))
@@ -153,7 +155,7 @@ class _Server:
 
     async def _serve_engine(self, connection: SocketConnection) -> None:
         hello = await receive_hello(connection, self._store, allowed=frozenset({PeerKind.ENGINE}))
-        send_welcome_with_arena(connection.socket, self._store)
+        send_welcome_with_arena(connection.socket, self._store, self._arena)
         key = f"engine {hello.name} #{next(self._numbers)}"
         await EngineSession(key=key, connection=connection, store=self._store).run()
 
@@ -163,7 +165,7 @@ class _Server:
         key = f"{hello.kind} {hello.name} {hello.instance} #{next(self._numbers)}"
         if hello.kind is PeerKind.ROUTER:
             await connection.send(encode_control(welcome(self._store)))
-            session = RouterSession(key=key, connection=connection, store=self._store, senders=self._senders)
+            session = RouterSession(key=key, connection=connection, store=self._store, outflows=self._outflows)
             await session.run()
         else:
             await self._serve_source(connection, hello, SourceKey(key))
@@ -179,7 +181,15 @@ class _Server:
         self._sources[source] = (connection, ended)
         try:
             await connection.send(encode_control(welcome(self._store)))
-            await Receiver(source=source, key=key, connection=connection, store=self._store).run()
+            receiver = Receiver(
+                source=source,
+                key=key,
+                connection=connection,
+                store=self._store,
+                memory=self._arena.memory,
+                scratch=self._scratch,
+            )
+            await receiver.run()
         finally:
             del self._sources[source]
             ended.set()

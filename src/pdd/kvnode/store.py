@@ -1,6 +1,6 @@
-"""A node's state: index, arena and open arrivals, and who must hear of which change. Lives on one event loop.
+"""A node's state: index, open arrivals and orders, and who must hear of which change. Lives on one event loop.
 
-All methods are synchronous, so nothing happens between reading the books and writing them. What follows from a change
+The memory that the slots stand for is somebody else's. All methods are synchronous, so nothing happens between reading the books and writing them. What follows from a change
 for *others* (parked blocks that can be asked for now, held-back sends) is settled once per loop turn.
 """
 
@@ -15,9 +15,7 @@ from typing import Protocol
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId, NodeInstance
 from pdd.core.kv_format import KvFormat
-from pdd.core.units import Bytes
 from pdd.index.blocks import BlockIndex, Owner, WriteSlot
-from pdd.kvnode.arena import Arena
 from pdd.protocol.arrivals import Arrivals, SourceKey
 from pdd.protocol.peer import FromTarget
 
@@ -27,6 +25,9 @@ class Outlet(Protocol):
 
     @property
     def num_orders(self) -> int: ...
+
+    @property
+    def holds_back(self) -> bool: ...
 
     def block_held(self, block: BlockHash) -> None: ...
 
@@ -49,28 +50,17 @@ class TrafficCounters:
 class NodeStore:
     """The single owner of one node's mutable state."""
 
-    def __init__(self, *, node: NodeId, instance: NodeInstance, kv_format: KvFormat, arena_bytes: Bytes) -> None:
-        """Raises ConfigError: the arena can't be had."""
+    def __init__(self, *, node: NodeId, instance: NodeInstance, kv_format: KvFormat, capacity: int) -> None:
         self.node = node
         self.instance = instance
         self.kv_format = kv_format
-        self.arena = Arena(arena_bytes=arena_bytes, block_bytes=kv_format.block_bytes)
-        self.index = BlockIndex(self.arena.memory.capacity)
+        self.index = BlockIndex(capacity)
         self.arrivals = Arrivals(self.index)
         self.counters = TrafficCounters()
         self.outlets: dict[NodeId, Outlet] = {}
-        self._scratch = bytearray(kv_format.block_bytes)
         self._sources: dict[SourceKey, Callable[[FromTarget], None]] = {}
         self._watchers: dict[Owner, Callable[[int], None]] = {}
         self._is_settling = False
-
-    @property
-    def scratch(self) -> memoryview:
-        """One block of memory for payloads that are dropped; anybody's garbage may be in it."""
-        return memoryview(self._scratch)
-
-    def close(self) -> None:
-        self.arena.close()
 
     # --- writing
 
@@ -97,16 +87,18 @@ class NodeStore:
     def commit(self, owner: Owner, writes: Sequence[WriteSlot]) -> None:
         """Makes filled blocks visible to everybody at once; stale writes are ignored."""
         for write in writes:
+            waiting = self.index.waiting_for(write.hash)
             if self.index.commit(owner, write):
-                self._tell_held(write.hash)
+                self._tell_held(write.hash, waiting)
         self.settle_soon()
 
-    def _tell_held(self, block: BlockHash) -> None:
+    def _tell_held(self, block: BlockHash, waiting: Sequence[Owner]) -> None:
         self.arrivals.block_held(block)
         for outlet in self.outlets.values():
             outlet.block_held(block)
-        for owner, report in self._watchers.items():
-            report(self.index.num_ready(owner))
+        for owner in waiting:
+            if owner in self._watchers:
+                self._watchers[owner](self.index.num_ready(owner))
 
     def abort(self, owner: Owner, writes: Sequence[WriteSlot]) -> None:
         for write in writes:
@@ -179,7 +171,10 @@ class NodeStore:
     # --- consequences
 
     def settle_soon(self) -> None:
-        if not self._is_settling:
+        """Room or a slot may have become free. Once per loop turn, and only if somebody waits for that."""
+        if self._is_settling:
+            return
+        if self.arrivals.num_parked or any(outlet.holds_back for outlet in self.outlets.values()):
             self._is_settling = True
             asyncio.get_running_loop().call_soon(self._settle)
 

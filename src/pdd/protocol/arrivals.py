@@ -57,6 +57,11 @@ class Arrivals:
         """Blocks that somebody offered and that are not here yet."""
         return len(self._offered)
 
+    @property
+    def num_parked(self) -> int:
+        """Those of them that nobody is to send now."""
+        return len(self._parked)
+
     def num_offered_by(self, source: SourceKey) -> int:
         """Blocks that the source offered and that are not here yet."""
         return len(self._by_source.get(source, ()))

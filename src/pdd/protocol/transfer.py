@@ -248,6 +248,11 @@ class SourceTransfer:
         return bool(self._evicted)
 
     @property
+    def holds_back(self) -> bool:
+        """Whether ``retry_held_back`` has anything to do."""
+        return bool(self._held_back)
+
+    @property
     def backlog(self) -> Bytes:
         """Payload on the line or ready for it, of the normal class. What is not here (yet, or any more) does not load the
         line.
@@ -444,11 +449,11 @@ class SourceTransfer:
 
     # --- the local index
 
-    def block_held(self, block: BlockHash) -> None:
-        """The block has appeared here."""
+    def block_held(self, block: BlockHash) -> bool:
+        """The block has appeared here. False: that is nothing to any order."""
         record = self._blocks.get(block)
         if record is None or record.present:
-            return
+            return False
         record.present, record.is_refused = True, False
         self._evicted.pop(block, None)
         self._count(record)
@@ -457,6 +462,7 @@ class SourceTransfer:
         elif record.state is _State.ELSEWHERE:
             # Whoever was to send it may be waiting for it too: say that it can be had here.
             self._offer((block,))
+        return True
 
     def block_gone(self, block: BlockHash) -> None:
         """The block was evicted here before it was sent; if it appears again it is sent then."""
