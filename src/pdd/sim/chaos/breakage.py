@@ -220,7 +220,7 @@ class Breakage:
                 case FaultKind.LAN_CUT | FaultKind.WAN_CUT:
                     network.cut(line)
                 case FaultKind.WAN_STALL:
-                    pass
+                    line.stall()
                 case _:
                     line.rate = BytesPerSecond(line.rate / fault.factor)
         yield
@@ -229,7 +229,7 @@ class Breakage:
                 case FaultKind.LAN_CUT | FaultKind.WAN_CUT:
                     network.restore(line)
                 case FaultKind.WAN_STALL:
-                    pass
+                    line.resume()
                 case _:
                     line.rate = rate
 

@@ -16,7 +16,7 @@ from pdd.engine.scripted.engine import ScriptedEngine, scripted_answer
 from pdd.kvnode.base import NodeClient
 from pdd.kvnode.memory import MemoryNode
 from pdd.protocol.relay import Command
-from pdd.router.base import EmittedSpan, TokenRequest
+from pdd.router.base import TokenRequest
 from pdd.router.driver.settings import driver_settings
 from pdd.sim.chaos.breakage import Breakable, Breakage, CommandWatch, History
 from pdd.sim.chaos.compose import STOP_TOKENS, VOCAB_SIZE, compose, kv_format
@@ -194,7 +194,7 @@ class _Stage:
             try:
                 async with asyncio.timeout(turn.leave_after):
                     async for span in answer:
-                        self._take(attempt, span)
+                        attempt.take(span, _now())
                         if turn.complete_after is not None and len(attempt.tokens) >= turn.complete_after:
                             attempt.completed = True
                             answer.complete()
@@ -203,16 +203,10 @@ class _Stage:
                 attempt.left = True
             except PddError as error:
                 attempt.error = error
-            attempt.ended_at = _now()
+            attempt.end(_now())
         self._note(f"{request.request_id} ended: {len(attempt.tokens)} tokens, {attempt.error or 'no error'}")
         self._findings += judge(attempt, self._scene, self._history)
         return attempt
-
-    def _take(self, attempt: Attempt, span: EmittedSpan) -> None:
-        attempt.spans.append(span)
-        attempt.last_at = _now()
-        if attempt.first_at is None:
-            attempt.first_at = attempt.last_at
 
     # What is left -----------------------------------------------------------------------------------------------------
 

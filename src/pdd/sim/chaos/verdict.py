@@ -13,16 +13,18 @@ from pdd.core.errors import CapacityExhausted, PddError, Unavailable
 from pdd.core.ids import TokenId, WorkerId
 from pdd.core.request import FinishReason, Role
 from pdd.core.units import Seconds
-from pdd.router.base import EmittedSpan, TokenRequest
+from pdd.router.base import EmittedSpan, Steering, TokenRequest
 from pdd.sim.chaos.breakage import History
-from pdd.sim.chaos.scene import Scene, Weather
+from pdd.sim.chaos.scene import FaultKind, Scene, Weather
 
 STEADY = Seconds(13.0)
 """A broken-off answer tries everybody again for at least so long: whoever was whole throughout could have gone on."""
-MEMORY = Seconds(70.0)
-"""How long a worker that broke may be shunned after it is whole again: its circuit breaker opens for up to a minute."""
+MEMORY = Seconds(20.0)
+"""How long a worker that broke may be shunned after it is whole again, or is not known to be whole."""
 PROMPTNESS = Seconds(60.0)
 """Nobody waits longer for a token if somebody could have computed it."""
+PREFILL_PATIENCE = Seconds(400.0)
+"""But an engine that says it is well, and is silent, may have a long prompt to compute: it is given 300 s."""
 
 
 class Wrong(StrEnum):
@@ -60,8 +62,9 @@ class Attempt:
     opened_at: float
     expected: tuple[TokenId, ...]
     spans: list[EmittedSpan] = field(default_factory=list[EmittedSpan])
-    first_at: float | None = None
     last_at: float | None = None
+    longest_wait: tuple[float, float] = (0.0, 0.0)
+    """For a token: from when to when."""
     ended_at: float = 0.0
     error: PddError | None = None
     left: bool = False
@@ -70,6 +73,23 @@ class Attempt:
     @property
     def tokens(self) -> tuple[TokenId, ...]:
         return tuple(token for span in self.spans for token in span.tokens)
+
+    def take(self, span: EmittedSpan, now: float) -> None:
+        """A span has come."""
+        self.spans.append(span)
+        self._waited_until(now)
+        self.last_at = now
+
+    def end(self, now: float) -> None:
+        """Nothing comes any more."""
+        self._waited_until(now)
+        self.ended_at = now
+
+    def _waited_until(self, now: float) -> None:
+        since = self.opened_at if self.last_at is None else self.last_at
+        begin, end = self.longest_wait
+        if now - since > end - begin:
+            self.longest_wait = (since, now)
 
     @property
     def is_whole(self) -> bool:
@@ -84,6 +104,7 @@ def judge(attempt: Attempt, scene: Scene, history: History) -> list[Finding]:
         findings += _judge_failure(attempt, scene, history)
     elif not attempt.left:
         findings += _judge_end(attempt)
+    findings += _judge_promptness(attempt, scene, history)
     return [Finding(wrong=finding.wrong, what=f"request {name}: {finding.what}") for finding in findings]
 
 
@@ -139,6 +160,20 @@ def _judge_failure(attempt: Attempt, scene: Scene, history: History) -> list[Fin
     if _may_be_refused(attempt, scene, history, error):
         return []
     return [Finding(wrong=Wrong.TURNED_AWAY, what=f"it was refused without need: {error}")]
+
+
+def _judge_promptness(attempt: Attempt, scene: Scene, history: History) -> list[Finding]:
+    """Who pins a route waits for it, however slow the line is; who reads slowly waits for itself."""
+    since, until = attempt.longest_wait
+    is_mute = any(fault.kind is FaultKind.ENGINE_HANGS_AT for fault in scene.faults)
+    limit = PREFILL_PATIENCE if is_mute else PROMPTNESS
+    if until - since <= limit or scene.is_tight or attempt.request.steering != Steering():
+        return []
+    server = next((t.name for t in scene.topology.engines if history.was_whole(t.name, since - MEMORY, until)), None)
+    if server is None:
+        return []
+    what = f"it waited for a token from {since:.1f} to {until:.1f} s although {server} was whole"
+    return [Finding(wrong=Wrong.HUNG, what=what)]
 
 
 def _could_go_on(attempt: Attempt, scene: Scene, history: History) -> WorkerId | None:
