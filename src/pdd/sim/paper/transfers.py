@@ -12,8 +12,8 @@ from random import Random
 
 from pdd.core.units import Seconds, bytes_per_second
 from pdd.sim.compare.estimates import percentile
+from pdd.sim.line import carry
 from pdd.sim.paper.published import ANSWER_TOKENS, LINE_RATE, PROMPT_TOKENS, REQUESTS_PER_S
-from pdd.sim.paper.sharing import Transfer, share_line
 from pdd.sim.workload.arrivals import Arrivals, arrival_times
 from pdd.sim.workload.conversations import Lengths
 from pdd.sim.workload.hits import HitRates, draw_hit_rate
@@ -54,8 +54,8 @@ def measure_transfers(job: TransferJob) -> TransferTable:
     """The first tenth is left out: it finds an empty line."""
     rate = bytes_per_second(LINE_RATE)
     transfers = draw_transfers(job)
-    done = share_line(transfers, rate=rate, num_connections=NUM_CONNECTIONS, latency=LATENCY)
-    measured = done[len(done) // 10 :]
+    done = carry(transfers, rate=rate, delay=LATENCY, connections=NUM_CONNECTIONS)
+    measured = done.transfers[len(transfers) // 10 :]
     took = sorted(each.took_s for each in measured)
     waited = [each.waited_s for each in measured]
     return TransferTable(
@@ -66,18 +66,15 @@ def measure_transfers(job: TransferJob) -> TransferTable:
         p99=Seconds(percentile(took, 99)),
         mean_wait_s=Seconds(sum(waited) / len(waited)),
         busy_share=sum(wait > 0 for wait in waited) / len(waited),
-        utilisation=sum(each.num_bytes for each in transfers) / rate / transfers[-1].at,
+        utilisation=sum(num_bytes for _, num_bytes in transfers) / rate / done.duration_s,
     )
 
 
-def draw_transfers(job: TransferJob) -> list[Transfer]:
-    """Each request's missed tokens, at its moment."""
+def draw_transfers(job: TransferJob) -> list[tuple[float, float]]:
+    """(moment, bytes of the missed tokens) of each request."""
     chance = Random(job.seed)  # noqa: S311 (not for secrets)
     lengths = Lengths(mean=PROMPT_TOKENS, spread=LENGTH_SPREAD, least=ANSWER_TOKENS, most=16 * PROMPT_TOKENS)
     return [
-        Transfer(
-            at=moment,
-            num_bytes=lengths.draw(chance) * (1 - draw_hit_rate(job.hit_rates, chance)) * KV_BYTES_PER_TOKEN,
-        )
+        (moment, lengths.draw(chance) * (1 - draw_hit_rate(job.hit_rates, chance)) * KV_BYTES_PER_TOKEN)
         for moment in islice(arrival_times(ARRIVALS, chance), job.num_requests)
     ]
