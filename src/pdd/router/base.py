@@ -70,6 +70,7 @@ class RequestReport:
     filtered: bool = False
     queued_s: Seconds = Seconds(0.0)
     num_prompt_tokens: int = 0
+    num_prompt_blocks: int = 0
     tokens_by_role: dict[Role, int] = field(default_factory=dict[Role, int])
     ttft_s: Seconds | None = None
     ttst_s: Seconds | None = None
@@ -78,6 +79,7 @@ class RequestReport:
     handoff_gap_s: Seconds | None = None
     handoff_rounds: int = 0
     wan_kv_bytes: Bytes = Bytes(0)
+    missing_blocks_at_prefill: int | None = None
     missing_blocks_at_main: int | None = None
     events: list[Event] = field(default_factory=list[Event])
 

@@ -1,22 +1,19 @@
 """What a router tells Prometheus: each metric's HELP text is its documentation.
 
-Every router owns its registry; nothing is global. Requests are counted from their reports when they end; nodes and
-workers are asked when someone scrapes.
+Every router owns its registry; nothing is global. Requests are counted from their reports when they end; all else is read
+when someone scrapes. A simulated router feeds the same metrics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from pdd.core.ids import NodeId
-from pdd.core.request import Role, Route
-from pdd.core.units import Bytes, Seconds
+from pdd.core.request import Role
+from pdd.telemetry.figures import RequestFigures, RouterReading
+from pdd.telemetry.scrape import ScrapedState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -35,87 +32,19 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
-class RequestFigures(Protocol):
-    """What is counted of a finished request; ``router.base.RequestReport`` has it."""
-
-    @property
-    def route(self) -> Route | None: ...
-    @property
-    def num_prompt_tokens(self) -> int: ...
-    @property
-    def tokens_by_role(self) -> Mapping[Role, int]: ...
-    @property
-    def ttft_s(self) -> Seconds | None: ...
-    @property
-    def ttst_s(self) -> Seconds | None: ...
-    @property
-    def max_itl_s(self) -> Seconds | None: ...
-    @property
-    def median_itl_s(self) -> Seconds | None: ...
-    @property
-    def handoff_gap_s(self) -> Seconds | None: ...
-    @property
-    def handoff_rounds(self) -> int: ...
-
-
-class NodeFigures(Protocol):
-    """What is shown of a KV node; ``kvnode.base.NodeStats`` has it."""
-
-    @property
-    def node(self) -> NodeId: ...
-    @property
-    def capacity_blocks(self) -> int: ...
-    @property
-    def held_blocks(self) -> int: ...
-    @property
-    def leased_blocks(self) -> int: ...
-    @property
-    def reserved_blocks(self) -> int: ...
-    @property
-    def writing_blocks(self) -> int: ...
-    @property
-    def orders(self) -> int: ...
-    @property
-    def watches(self) -> int: ...
-    @property
-    def sent_bytes(self) -> Mapping[str, int]: ...
-    @property
-    def received_bytes(self) -> Mapping[str, int]: ...
-    @property
-    def evictions(self) -> int: ...
-    @property
-    def digest_failures(self) -> int: ...
-
-
-def no_nodes() -> Sequence[NodeFigures]:
-    """For a router that watches no nodes."""
-    return ()
-
-
-def no_workers() -> Mapping[Role, tuple[int, int]]:
-    """For a router that watches no workers."""
-    return {}
-
-
-def no_bytes() -> Bytes:
-    """For a router without transfers."""
-    return Bytes(0)
-
-
 class RouterMetrics:
-    """One router's metrics.
-
-    ``nodes`` gives the newest figures of the nodes that answer; ``workers`` gives (up, configured) workers by role;
-    ``wan_kv_bytes`` the KV payload sent between clusters so far. They are called at each scrape and must not block.
-    """
+    """One router's metrics. ``read`` is called at each scrape and must not block."""
 
     __slots__ = (
+        "_filtered",
         "_handoff_gap",
         "_handoff_rounds",
         "_in_flight",
         "_max_itl",
         "_median_itl",
+        "_prompt_blocks",
         "_prompt_tokens",
+        "_queue_wait",
         "_registry",
         "_requests",
         "_tokens",
@@ -123,17 +52,11 @@ class RouterMetrics:
         "_ttst",
     )
 
-    def __init__(
-        self,
-        *,
-        nodes: Callable[[], Iterable[NodeFigures]] = no_nodes,
-        workers: Callable[[], Mapping[Role, tuple[int, int]]] = no_workers,
-        wan_kv_bytes: Callable[[], Bytes] = no_bytes,
-    ) -> None:
+    def __init__(self, read: Callable[[], RouterReading] = RouterReading) -> None:
         self._registry = CollectorRegistry()
         self._make_counters(self._registry)
         self._make_histograms(self._registry)
-        self._registry.register(_Scraped(nodes, workers, wan_kv_bytes))
+        self._registry.register(ScrapedState(read))
 
     def request_started(self) -> None:
         """A well-formed request goes to the engines; ``request_ended`` must follow."""
@@ -157,6 +80,10 @@ class RouterMetrics:
 
     def _count(self, figures: RequestFigures) -> None:
         self._prompt_tokens.inc(figures.num_prompt_tokens)
+        self._filtered.inc(figures.filtered)
+        self._queue_wait.observe(figures.queued_s)
+        self._count_blocks(Role.PREFILL, figures.missing_blocks_at_prefill, figures.num_prompt_blocks)
+        self._count_blocks(Role.MAIN_DECODE, figures.missing_blocks_at_main, figures.num_prompt_blocks)
         self._handoff_rounds.inc(figures.handoff_rounds)
         for role, count in figures.tokens_by_role.items():
             self._tokens.labels(role=role).inc(count)
@@ -172,20 +99,39 @@ class RouterMetrics:
             if wait is not None:
                 histogram.labels(route=route).observe(wait)
 
+    def _count_blocks(self, role: Role, num_missing: int | None, num_blocks: int) -> None:
+        if num_missing is not None:
+            self._prompt_blocks.labels(role=role, found="miss").inc(num_missing)
+            self._prompt_blocks.labels(role=role, found="hit").inc(num_blocks - num_missing)
+
     def _make_counters(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "pdd_requests_total",
-            "Requests that ended, by route (direct, relay; none if it was never chosen) and outcome (completed, "
-            "client_left, refused: the request was wrong, unavailable: nobody could serve it, failed).",
+            "Requests that ended, by route (direct, relay, relay_only; none if it was never chosen) and outcome "
+            "(completed, client_left, refused: the request was wrong, unavailable: nobody could serve it, failed).",
             ("route", "outcome"),
             registry=registry,
         )
-        self._in_flight = Gauge("pdd_requests_in_flight", "Requests being served now.", registry=registry)
+        self._in_flight = Gauge(
+            "pdd_requests_in_flight", "Requests that wait or are being served now.", registry=registry
+        )
         self._prompt_tokens = Counter("pdd_prompt_tokens_total", "Prompt tokens of requests.", registry=registry)
         self._tokens = Counter(
             "pdd_output_tokens_total",
             "Tokens sent to clients, by the role that computed them (prefill, relay_decode, main_decode).",
             ("role",),
+            registry=registry,
+        )
+        self._prompt_blocks = Counter(
+            "pdd_prompt_blocks_total",
+            "Full KV blocks of prompts, by role (prefill, main_decode) and by whether they were found at its node (hit, "
+            "miss): as the router believed when prefill began, as main decode's node said.",
+            ("role", "found"),
+            registry=registry,
+        )
+        self._filtered = Counter(
+            "pdd_requests_filtered_total",
+            "Requests whose KV crossed in the background or not at all: long input, short output.",
             registry=registry,
         )
         self._handoff_rounds = Counter(
@@ -196,6 +142,12 @@ class RouterMetrics:
         def waiting(name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, documentation, ("route",), buckets=buckets, registry=registry)
 
+        self._queue_wait = Histogram(
+            "pdd_queue_wait_seconds",
+            "How long requests waited for a place before they began; those that never began count, too.",
+            buckets=_WAIT_BUCKETS,
+            registry=registry,
+        )
         self._ttft = waiting(
             "pdd_ttft_seconds", "Time to first token, from the request's arrival, by route.", _WAIT_BUCKETS
         )
@@ -216,76 +168,3 @@ class RouterMetrics:
             "Each relayed request's longest wait between two tokens across a hand-off, by route.",
             _TOKEN_BUCKETS,
         )
-
-
-class _Scraped(Collector):
-    """Asks nodes and workers at each scrape, so that a node that is gone leaves no stale figure behind."""
-
-    def __init__(
-        self,
-        nodes: Callable[[], Iterable[NodeFigures]],
-        workers: Callable[[], Mapping[Role, tuple[int, int]]],
-        wan_kv_bytes: Callable[[], Bytes],
-    ) -> None:
-        self._nodes = nodes
-        self._workers = workers
-        self._wan_kv_bytes = wan_kv_bytes
-
-    def describe(self) -> list[Metric]:
-        """Nothing in advance: registering must not ask anybody."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._collect_workers()
-        yield CounterMetricFamily(
-            "pdd_wan_kv_bytes",
-            "KV payload in bytes sent between clusters, also after the request that it was for had ended.",
-            value=self._wan_kv_bytes(),
-        )
-        yield from _collect_nodes(tuple(self._nodes()))
-
-    def _collect_workers(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("pdd_workers_up", "Workers that answer, by role.", labels=("role",))
-        configured = GaugeMetricFamily("pdd_workers_configured", "Workers of the topology, by role.", labels=("role",))
-        for role, (num_up, num_configured) in self._workers().items():
-            up.add_metric((role,), num_up)
-            configured.add_metric((role,), num_configured)
-        yield from (up, configured)
-
-
-def _collect_nodes(nodes: Sequence[NodeFigures]) -> Iterator[Metric]:
-    blocks = GaugeMetricFamily(
-        "pdd_node_blocks",
-        "Blocks of a KV node by state: capacity, held, leased (held and pinned), reserved, writing.",
-        labels=("node", "state"),
-    )
-    work = GaugeMetricFamily(
-        "pdd_node_work", "Standing replication orders and readiness watches of a KV node.", labels=("node", "kind")
-    )
-    traffic = CounterMetricFamily(
-        "pdd_node_payload_bytes", "Block payload in bytes between a KV node and a peer.", labels=("node", "peer", "way")
-    )
-    mishaps = CounterMetricFamily(
-        "pdd_node_blocks_lost", "Blocks evicted, or dropped for a wrong digest, at a KV node.", labels=("node", "why")
-    )
-    for node in nodes:
-        for state, count in _block_states(node).items():
-            blocks.add_metric((node.node, state), count)
-        work.add_metric((node.node, "orders"), node.orders)
-        work.add_metric((node.node, "watches"), node.watches)
-        for way, by_peer in (("sent", node.sent_bytes), ("received", node.received_bytes)):
-            for peer, size in by_peer.items():
-                traffic.add_metric((node.node, peer, way), size)
-        mishaps.add_metric((node.node, "evicted"), node.evictions)
-        mishaps.add_metric((node.node, "digest"), node.digest_failures)
-    yield from (blocks, work, traffic, mishaps)
-
-
-def _block_states(node: NodeFigures) -> Mapping[str, int]:
-    return {
-        "capacity": node.capacity_blocks,
-        "held": node.held_blocks,
-        "leased": node.leased_blocks,
-        "reserved": node.reserved_blocks,
-        "writing": node.writing_blocks,
-    }

@@ -23,6 +23,7 @@ from pdd.router.api.answers import AnswerMemory
 from pdd.router.api.app import Health, Limits, WorkerCount, create_app, serve
 from pdd.router.api.tenants import Tenants
 from pdd.router.clock import LoopClock
+from pdd.router.driver.figures import read_router
 from pdd.router.driver.pool import Pool, Worker
 from pdd.router.driver.service import Driver
 from pdd.router.driver.settings import driver_settings, nominal_rates
@@ -57,11 +58,7 @@ async def main(context: RoleContext) -> None:
             limits=Limits(max_model_tokens=topology.max_model_tokens),
             tenants=tenants,
             answers=AnswerMemory(max_tokens_per_tenant=table.max_answer_memory_tokens),
-            metrics=RouterMetrics(
-                nodes=driver.pool.node_stats.values,
-                workers=lambda: count_workers(driver.pool),
-                wan_kv_bytes=lambda: driver.wan_kv_bytes,
-            ),
+            metrics=RouterMetrics(lambda: read_router(driver)),
             health=lambda: health_of(driver.pool),
         )
         await held.enter_async_context(serve(application, host=table.host, port=table.port, tenants=tenants))
