@@ -8,14 +8,22 @@ import aiohttp
 import pytest
 from blockbuster import blockbuster_ctx
 
-from pdd.core.errors import CapacityExhausted, ConfigError, ContextTooLong, Unavailable, WorkerFailed
+from pdd.core.errors import (
+    CapacityExhausted,
+    ConfigError,
+    ContextTooLong,
+    TenantOverLimit,
+    Unavailable,
+    WorkerFailed,
+)
+from pdd.core.ids import WorkerId
 from pdd.core.request import FinishReason, HandoffMode, Role, Route
 from pdd.core.topology import TenantTable
 from pdd.core.units import Bytes, Seconds
 from pdd.engine.catalog import find_model
 from pdd.router.api.admission import Limits
 from pdd.router.api.answers import AnswerMemory
-from pdd.router.api.app import Health, WorkerCount, serve
+from pdd.router.api.app import Health, WorkerCount, WorkerHealth, serve
 from pdd.router.api.serving import Job, RequestRunner
 from pdd.router.api.tenants import Tenants
 from pdd.router.api.tokenizer import TextCodec
@@ -452,6 +460,7 @@ async def refused(door: Door, **fields) -> tuple[int, dict, Mapping[str, str]]:
     [
         (Unavailable("main decode is not up", retry_after_s=Seconds(2.2)), 503, "3", "unavailable"),
         (CapacityExhausted("no room", retry_after_s=Seconds(0.1)), 503, "1", "unavailable"),
+        (TenantOverLimit("8 of yours wait", retry_after_s=Seconds(9.5)), 429, "10", "rate_limit_exceeded"),
         (WorkerFailed("secret detail"), 503, "1", "unavailable"),
         (ContextTooLong("arena too small", code="context_length_exceeded"), 400, None, "context_length_exceeded"),
         (RuntimeError("secret detail"), 500, None, "internal_error"),
@@ -666,12 +675,25 @@ async def test_health_says_who_is_up_and_whether_a_request_could_be_served():
             assert await response.json() == {
                 "status": "ok",
                 "model": MODEL,
-                "roles": {str(role): {"up": 1, "configured": 1} for role in HEALTHY.workers},
+                "requests": {"served": 0, "queued": 0},
+                "roles": {str(role): {"up": 1, "configured": 1} for role in HEALTHY.roles},
+                "workers": {},
             }
-        door.health.append(Health(can_serve=False, workers={Role.PREFILL: WorkerCount(up=0, configured=1)}))
+        door.health.append(
+            Health(
+                can_serve=False,
+                roles={Role.PREFILL: WorkerCount(up=0, configured=1)},
+                workers={WorkerId("P"): WorkerHealth(up=False, requests=2, breaker="open")},
+                num_served=3,
+                num_queued=4,
+            )
+        )
         async with door.http.get(door.url + "/health") as response:
             assert (response.status, response.headers["Retry-After"]) == (503, "1")
-            assert (await response.json())["roles"] == {"prefill": {"up": 0, "configured": 1}}
+            body = await response.json()
+            assert body["roles"] == {"prefill": {"up": 0, "configured": 1}}
+            assert body["workers"] == {"P": {"up": False, "requests": 2, "breaker": "open"}}
+            assert body["requests"] == {"served": 3, "queued": 4}
 
 
 async def test_a_port_in_use_is_a_configuration_error():

@@ -25,7 +25,7 @@ from tests.support.fake_service import Script, steps
 MODEL = "scripted"
 NOW = 1_700_000_000.0
 LIMITS = Limits(max_model_tokens=256, default_chat_tokens=64)
-HEALTHY = Health(can_serve=True, workers={role: WorkerCount(up=1, configured=1) for role in Role})
+HEALTHY = Health(can_serve=True, roles={role: WorkerCount(up=1, configured=1) for role in Role})
 
 
 @dataclass(kw_only=True)

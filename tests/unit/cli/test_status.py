@@ -83,6 +83,25 @@ def test_what_is_amiss_is_said():
     assert waits.split(maxsplit=3) == ["router", "router", "restarting", "restarted once, died"]
 
 
+def test_engines_are_shown_as_the_router_sees_them_too():
+    health = HEALTH | {
+        "requests": {"served": 5, "queued": 2},
+        "workers": {
+            "P": {"up": True, "requests": 1, "breaker": "closed"},
+            "RLD": {"up": True, "requests": 4, "breaker": "half_open"},
+            "MD": {"up": False, "requests": 0, "breaker": "open"},
+        },
+    }
+    engines = [(role(RoleKind.ENGINE, name), ENGINE) for name in ("P", "RLD", "MD")]
+    *shown_engines, router = shown(*engines, (role(RoleKind.ROUTER, "router"), health), width=120)[2:]
+    assert [line.split(maxsplit=4)[4] for line in shown_engines] == [
+        "prefill in A, at node-p, 1 request",
+        "relay decode in A, at node-rld, 4 requests, breaker half-open",
+        "main decode in B, at node-md, down for the router, breaker open",
+    ]
+    assert router.endswith("ok, engines up: 1/1 P, 1/1 RLD, 1/1 MD, 5 served, 2 queued")
+
+
 def test_a_cut_line_and_a_busy_node_are_told():
     cut = msgspec.to_builtins(msgspec.structs.replace(LINK, condition=LinkCondition.FROZEN, jitter_s=0.002))
     link, node = shown(

@@ -120,6 +120,7 @@ def test_what_changes_nothing_is_accepted(harmless):
         ({"colour": "red"}, "colour", "unknown parameter"),
         ({"pdd": {"rout": "relay"}}, "pdd.rout", "unknown parameter"),
         ({"pdd": {"route": "scenic"}}, "pdd.route", '"scenic" is not one of auto, direct, relay'),
+        ({"pdd": {"route": "relay_only"}}, "pdd.route", '"relay_only" is not one of auto, direct, relay'),
         ({"pdd": {"handoff": 1}}, "pdd.handoff", "1 is not one of auto, one_shot, catch_up"),
         ({"pdd": {"handoff_after_tokens": 0}}, "pdd.handoff_after_tokens", "from 1"),
         ({"pdd": {"cache_salt": "x" * 300}}, "pdd.cache_salt", "at most 256"),

@@ -148,18 +148,29 @@ def print_table(
     for heading in ("role", "name", "phase", "pid"):
         table.add_column(heading, no_wrap=True)
     table.add_column("")
+    workers = _as_the_router_sees_them(roles, details)
     for role, found in zip(roles, details, strict=True):
         pid = "" if role.pid is None else str(role.pid)
         phase = "silent" if role.phase is Phase.READY and found is None else role.phase.value
-        table.add_row(role.kind.value, role.name, phase, pid, _summarize(topology, role, found))
+        table.add_row(role.kind.value, role.name, phase, pid, _summarize(topology, role, found, workers))
     router = topology.router
     address = Address(host=router.host, port=router.port)
     console.print(f"{topology.name}: {topology.model} at http://{address}/v1, files in {run.path}", soft_wrap=True)
     console.print(table)
 
 
-def _summarize(topology: Topology, role: RoleStatus, details: Details) -> str:
+def _as_the_router_sees_them(roles: tuple[RoleStatus, ...], details: tuple[Details, ...]) -> dict[str, dict[str, Any]]:
+    """Each engine by name; none if the router does not answer."""
+    for role, found in zip(roles, details, strict=True):
+        if role.kind is RoleKind.ROUTER and found is not None:
+            return found.get("workers", {})
+    return {}
+
+
+def _summarize(topology: Topology, role: RoleStatus, details: Details, workers: dict[str, dict[str, Any]]) -> str:
     parts = [] if details is None else [_describe(topology, role, details)]
+    if role.name in workers:
+        parts += _describe_worker(workers[role.name])
     if role.restarts:
         times = "once" if role.restarts == 1 else f"{role.restarts} times"
         parts.append(f"restarted {times}")
@@ -200,12 +211,27 @@ def _describe_node(stats: dict[str, Any]) -> str:
     return f"{held}, sent {format_size(sent)}, got {format_size(received)}{used}"
 
 
+def _describe_worker(worker: dict[str, Any]) -> list[str]:
+    """What matters of an engine as the router sees it: nothing, while it is idle and well."""
+    requests, breaker = worker["requests"], worker["breaker"].replace("_", "-")
+    return [
+        *([_count(requests, "request")] if requests else []),
+        *([] if worker["up"] else ["down for the router"]),
+        *([] if breaker == "closed" else [f"breaker {breaker}"]),
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _describe_router(health: dict[str, Any]) -> str:
     counts = ", ".join(
         f"{engines['up']}/{engines['configured']} {_ABBREVIATIONS[Role(role)]}"
         for role, engines in health.get("roles", {}).items()
     )
-    return f"{health.get('status', '')}, engines up: {counts}"
+    busy = "".join(f", {number} {state}" for state, number in health.get("requests", {}).items() if number)
+    return f"{health.get('status', '')}, engines up: {counts}{busy}"
 
 
 async def _ask_node(topology: Topology, name: str) -> dict[str, Any]:

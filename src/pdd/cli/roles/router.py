@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -20,14 +20,15 @@ from pdd.engine.http.client import HttpEngineClient, engine_session
 from pdd.kvnode.base import NodeClient
 from pdd.kvnode.client import TcpNodeClient
 from pdd.router.api.answers import AnswerMemory
-from pdd.router.api.app import Health, Limits, WorkerCount, create_app, serve
+from pdd.router.api.app import Health, Limits, WorkerCount, WorkerHealth, create_app, serve
 from pdd.router.api.tenants import Tenants
 from pdd.router.clock import LoopClock
 from pdd.router.driver.figures import read_router
-from pdd.router.driver.pool import Pool, Worker
+from pdd.router.driver.pool import Worker
 from pdd.router.driver.service import Driver
 from pdd.router.driver.settings import driver_settings, nominal_rates
 from pdd.telemetry.events import EventSink
+from pdd.telemetry.figures import RouterReading, WorkerFigures
 from pdd.telemetry.metrics import RouterMetrics
 from pdd.telemetry.trace import LiveTrace
 
@@ -59,7 +60,7 @@ async def main(context: RoleContext) -> None:
             tenants=tenants,
             answers=AnswerMemory(max_tokens_per_tenant=table.max_answer_memory_tokens),
             metrics=RouterMetrics(lambda: read_router(driver)),
-            health=lambda: health_of(driver.pool),
+            health=lambda: health_of(read_router(driver)),
         )
         await held.enter_async_context(serve(application, host=table.host, port=table.port, tenants=tenants))
         context.on_ready()
@@ -101,21 +102,23 @@ async def _connect_workers(
     )
 
 
-def health_of(pool: Pool) -> Health:
-    """Every route begins at prefill and ends at main decode; relay decode only hides latency."""
+def health_of(reading: RouterReading) -> Health:
+    """Every route begins at prefill and ends at a decoder: at relay decode alone while no main decode is up."""
+    roles = {role: _count(reading.workers, role) for role in Role}
+    decoders = roles[Role.MAIN_DECODE].up + roles[Role.RELAY_DECODE].up
     return Health(
-        can_serve=pool.has(Role.PREFILL) and pool.has(Role.MAIN_DECODE),
-        workers=count_workers(pool),
+        can_serve=roles[Role.PREFILL].up > 0 and decoders > 0,
+        roles=roles,
+        workers={
+            worker.worker: WorkerHealth(up=worker.up, requests=worker.running, breaker=worker.breaker.value)
+            for worker in reading.workers
+        },
+        num_served=reading.num_served,
+        num_queued=reading.num_queued,
     )
 
 
-def count_workers(pool: Pool) -> dict[Role, WorkerCount]:
-    """Workers that are up, and all there are, by role."""
-    statuses = pool.status()
-    return {
-        role: WorkerCount(
-            up=sum(status.up for status in statuses if status.role is role),
-            configured=sum(status.role is role for status in statuses),
-        )
-        for role in Role
-    }
+def _count(workers: Sequence[WorkerFigures], role: Role) -> WorkerCount:
+    """Workers of ``role`` that are up, and all there are."""
+    of_role = [worker for worker in workers if worker.role is role]
+    return WorkerCount(up=sum(worker.up for worker in of_role), configured=len(of_role))

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -30,7 +30,7 @@ from pdd.core.errors import (
     Unavailable,
     UnknownModel,
 )
-from pdd.core.ids import TenantId
+from pdd.core.ids import TenantId, WorkerId
 from pdd.core.request import Role
 from pdd.core.topology import Address
 from pdd.core.units import Seconds
@@ -63,12 +63,23 @@ class WorkerCount(NamedTuple):
     configured: int
 
 
+class WorkerHealth(NamedTuple):
+    """One worker as the router sees it: whether it gets requests, how many it has, the state of its circuit breaker."""
+
+    up: bool
+    requests: int
+    breaker: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Whether a request could be served now, and by whom."""
+    """Whether a request could be served now, by whom, and how many are."""
 
     can_serve: bool
-    workers: Mapping[Role, WorkerCount]
+    roles: Mapping[Role, WorkerCount]
+    workers: Mapping[WorkerId, WorkerHealth] = field(default_factory=dict[WorkerId, WorkerHealth])
+    num_served: int = 0
+    num_queued: int = 0
 
 
 def create_app(
@@ -211,7 +222,9 @@ class _FrontDoor:
         body: Json = {
             "status": "ok" if health.can_serve else "unavailable",
             "model": self.model.name,
-            "roles": {str(role): count._asdict() for role, count in health.workers.items()},
+            "requests": {"served": health.num_served, "queued": health.num_queued},
+            "roles": {str(role): count._asdict() for role, count in health.roles.items()},
+            "workers": {str(name): worker._asdict() for name, worker in health.workers.items()},
         }
         if health.can_serve:
             return _json(body)
