@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdd.core.ids import WorkerId
+from pdd.core.topology import PlacementRule
+from pdd.core.units import Seconds
+from pdd.policy.placement import WorkerView, choose_worker, predict_decode_queue
+
+A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
+
+
+def view(name: WorkerId, own: float = 1.0, queue: float = 0.0, load: float = 0.0) -> WorkerView:
+    return WorkerView(name=name, own=Seconds(own), queue=Seconds(queue), load=load)
+
+
+def choose(*views: WorkerView, home: WorkerId | None = None, rule: PlacementRule = PlacementRule.PREFIX) -> WorkerId:
+    return choose_worker(views, rule, home=home)
+
+
+def test_the_longest_prefix_wins_while_nobody_queues() -> None:
+    assert choose(view(A, own=5.0), view(B, own=0.1), view(C, own=5.0)) == B
+
+
+def test_a_prefix_is_worth_as_long_a_queue_as_it_saves() -> None:
+    assert choose(view(A, own=5.0), view(B, own=0.5, queue=4.4)) == B
+    assert choose(view(A, own=5.0), view(B, own=0.5, queue=4.6)) == A
+
+
+def test_among_equals_the_less_loaded_one_and_then_the_lower_name() -> None:
+    assert choose(view(A, load=0.5), view(B, load=0.25)) == B
+    assert choose(view(B), view(A)) == A
+
+
+def test_a_conversation_stays_at_home_unless_another_is_better_by_a_clear_margin() -> None:
+    assert choose(view(A, own=1.0), view(B, own=1.3), home=B) == B
+    assert choose(view(A, own=1.0), view(B, own=1.4), home=B) == A
+    assert choose(view(A, own=0.0), view(B, own=0.09), home=B) == B
+    assert choose(view(A, own=0.0), view(B, own=0.11), home=B) == A
+
+
+def test_a_conversation_whose_home_is_down_goes_where_it_costs_least() -> None:
+    assert choose(view(A, own=2.0), view(B, own=1.0), home=C) == B
+
+
+@pytest.mark.parametrize("doubt", ["trusted", "lost_here", "has_room"])
+@pytest.mark.parametrize("home", [None, A])
+def test_one_in_doubt_is_chosen_only_if_there_is_no_other(doubt: str, home: WorkerId | None) -> None:
+    doubtful = replace(view(A, own=0.0), **{doubt: doubt == "lost_here"})
+    assert choose(doubtful, view(B, own=99.0, queue=99.0), home=home) == B
+    assert choose(doubtful, home=home) == A
+
+
+def test_an_open_breaker_weighs_more_than_a_loss_and_a_loss_more_than_a_full_node() -> None:
+    open_breaker = replace(view(A), trusted=False)
+    lost_here = replace(view(B), lost_here=True)
+    full = replace(view(C), has_room=False)
+    assert choose(open_breaker, lost_here) == B
+    assert choose(lost_here, full) == C
+
+
+def test_the_naive_rule_sees_load_alone_but_not_whom_to_avoid() -> None:
+    rule = PlacementRule.LEAST_LOADED
+    assert choose(view(A, own=0.0, load=0.5), view(B, own=9.0, load=0.4), home=A, rule=rule) == B
+    assert choose(view(A), replace(view(B, own=0.0), has_room=False), rule=rule) == A
+    assert choose(replace(view(A), lost_here=True), view(B, load=3.0), rule=rule) == B
+    assert choose(replace(view(A), trusted=False), view(B, load=3.0), rule=rule) == B
+
+
+@given(st.permutations([view(A, own=1.0), view(B, own=1.0), view(C, own=2.0)]), st.sampled_from(PlacementRule))
+def test_the_order_in_which_they_are_named_does_not_matter(views: list[WorkerView], rule: PlacementRule) -> None:
+    assert choose_worker(views, rule, home=None) == A
+
+
+def test_a_decode_is_slowed_by_each_that_runs_and_waits_only_when_the_batch_is_full() -> None:
+    waits = [predict_decode_queue(running=n, max_batch=4, typical=Seconds(8.0)) for n in range(7)]
+    assert waits == [0.0, 1.0, 2.0, 3.0, 6.0, 8.0, 10.0]

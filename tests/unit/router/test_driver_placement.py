@@ -1,0 +1,394 @@
+"""Who gets a request: the real pool, directory and books of lines, engines that only answer health checks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from pdd.core.blocks import BlockHash
+from pdd.core.ids import NodeId, OrderId, WatchId, WorkerId
+from pdd.core.request import Role
+from pdd.core.topology import PlacementRule
+from pdd.core.units import Bytes, BytesPerSecond, Seconds
+from pdd.kvnode.base import ReplicationProgress, Watch
+from pdd.kvnode.memory import MemoryNode
+from pdd.kvnode.memory_network import MemoryNetwork
+from pdd.router.clock import LoopClock
+from pdd.router.driver.conversations import Conversation
+from pdd.router.driver.directory import BlockDirectory
+from pdd.router.driver.lines import LineBook
+from pdd.router.driver.placement import Placement
+from pdd.router.driver.pool import Pool, Seat, Worker
+from pdd.router.driver.settings import DriverSettings
+from pdd.sim.loop import run
+from tests.support.worlds import KV_FORMAT
+from tests.unit.router.test_pool import SwitchedEngine
+
+P, RLD, MD = Role.PREFILL, Role.RELAY_DECODE, Role.MAIN_DECODE
+BLOCK_BYTES = Bytes(1_000_000)
+WAN = BytesPerSecond(10e6)
+"""Ten blocks a second."""
+
+
+def blocks(*path: int) -> list[BlockHash]:
+    return [BlockHash(repr(path[:end]).encode().rjust(32, b"-")[-32:]) for end in range(1, len(path) + 1)]
+
+
+LONG = blocks(*range(100))
+
+
+class Stage:
+    """Workers p0, p1 (nodes of their own), r0 (p0's node), r1 (its own) in cluster A, m0, m1 in B, each 100 blocks."""
+
+    def __init__(self, rule: PlacementRule = PlacementRule.PREFIX) -> None:
+        network = MemoryNetwork(KV_FORMAT)
+        self.nodes: dict[str, MemoryNode] = {
+            name: network.add(NodeId(name), capacity=1000) for name in ("np0", "np1", "nr1", "nm0", "nm1")
+        }
+        places = {"p0": "np0", "p1": "np1", "r0": "np0", "r1": "nr1", "m0": "nm0", "m1": "nm1"}
+        roles = {"p": P, "r": RLD, "m": MD}
+        self.engines = {name: SwitchedEngine(name) for name in places}
+        self.pool = Pool(
+            [
+                Worker(
+                    engine=self.engines[name],
+                    node=self.nodes[node],
+                    role=roles[name[0]],
+                    cluster="B" if name[0] == "m" else "A",
+                    max_batch=4,
+                )
+                for name, node in places.items()
+            ],
+            DriverSettings(),
+            LoopClock(),
+        )
+        self.lines = LineBook(
+            {frozenset(("A", "B")): WAN},
+            local_rate=BytesPerSecond(1e9),
+            block_bytes=BLOCK_BYTES,
+            clock=LoopClock(),
+        )
+        self.directory = BlockDirectory(self.pool.node_stats)
+        self.placement = Placement(
+            self.pool, self.directory, self.lines, rule=rule, block_bytes=BLOCK_BYTES, clock=LoopClock()
+        )
+
+    def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            await self.pool.check_all()
+            async with asyncio.TaskGroup() as tasks:
+                self.pool.start(tasks)
+                await scene()
+                self.pool.stop()
+
+        run(main())
+
+    def sit(
+        self,
+        role: Role,
+        hashes: Sequence[BlockHash] = (),
+        *,
+        conversation: Conversation | None = None,
+        near: str | None = None,
+        num_blocks: int = 0,
+    ) -> Seat:
+        seat = self.placement.pick(
+            role,
+            hashes,
+            conversation=conversation,
+            near=None if near is None else WorkerId(near),
+            num_blocks=num_blocks,
+        )
+        assert seat is not None
+        return seat
+
+    def take(self, role: Role, hashes: Sequence[BlockHash] = (), **choices: Any) -> str:
+        return self.sit(role, hashes, **choices).worker.name
+
+    def landed(self, node: str, hashes: Sequence[BlockHash]) -> None:
+        self.directory.landed(NodeId(node), hashes)
+
+    def pace(self, role: Role, **seconds: float) -> None:
+        """Each worker did a hundred units of work within so long, again and again."""
+        for _ in range(20):
+            for name, duration in seconds.items():
+                self.pool.pace(role).record(WorkerId(name), work=100, seconds=Seconds(duration), now=Seconds(0.0))
+
+
+def talk(**workers: str) -> Conversation:
+    return Conversation(
+        tip=LONG[-1],
+        workers={Role(role): WorkerId(worker) for role, worker in workers.items()},
+        main_node=None,
+        num_blocks=len(LONG),
+        num_pinned=0,
+        last_filtered=False,
+        last_turn_at=Seconds(0.0),
+        pin=None,
+    )
+
+
+# Prefill --------------------------------------------------------------------------------------------------------------
+
+
+def test_prefill_is_chosen_with_its_nodes_prefix() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        assert stage.take(P, LONG) == "p0"
+        stage.landed("np1", LONG[:50])
+        assert stage.sit(P, LONG).worker.name == "p1"
+        assert stage.pool.status()[3].running == 1
+
+    stage.play(scene)
+
+
+def test_a_hot_prefix_spreads_once_waiting_for_it_takes_longer_than_computing_it_again() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        stage.landed("np0", LONG[:80])
+        requests = [[*LONG[:80], *blocks(*range(80), 1000 + number)[80:]] for number in range(60)]
+        chosen = [stage.take(P, request) for request in requests]
+        assert chosen[:20] == ["p0"] * 20
+        assert "p1" in chosen[20:45]
+
+    stage.play(scene)
+
+
+def test_blocks_ahead_count_not_requests() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        assert stage.take(P, LONG) == "p0"
+        assert [stage.take(P, blocks(7)) for _ in range(10)] == ["p1"] * 10
+
+    stage.play(scene)
+
+
+def test_a_seat_given_back_takes_its_blocks_along() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        seat = stage.sit(P, LONG)
+        stage.pool.release(seat)
+        stage.pool.release(seat)
+        assert stage.take(P, blocks(7)) == "p0"
+
+    stage.play(scene)
+
+
+def test_a_slow_prefill_gets_less() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        stage.pace(P, p0=10.0, p1=1.0)
+        chosen = [stage.take(P, blocks(number, *range(20))) for number in range(22)]
+        assert 1 <= chosen.count("p0") <= 3
+
+    stage.play(scene)
+
+
+def test_prefill_is_measured_by_what_it_computed_in_the_time_it_was_busy() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        first, second = stage.sit(P, LONG[:9]), stage.sit(P, LONG[:19])
+        await asyncio.sleep(1.0)
+        stage.pool.prefilled(first)
+        await asyncio.sleep(1.0)
+        stage.pool.prefilled(second)
+        assert (first.worker.name, second.worker.name) == ("p0", "p1")
+        assert stage.pool.pace(P).unit_s == pytest.approx(3.0 / 30)
+        assert stage.pool.pace(P).slowness(WorkerId("p0"), Seconds(2.0)) == pytest.approx(1.0, abs=0.05)
+        third = stage.sit(P, LONG[:39])
+        await asyncio.sleep(1.0)
+        stage.pool.prefilled(third)
+        assert stage.pool.pace(P).slowness(third.worker.name, Seconds(3.0)) < 1.0
+
+    stage.play(scene)
+
+
+# Decode ---------------------------------------------------------------------------------------------------------------
+
+
+def test_main_decode_is_chosen_by_the_time_that_the_missing_bytes_take() -> None:
+    """Ninety blocks are nine seconds of this line: more than a request that runs there costs, less than a full batch."""
+    stage = Stage()
+
+    async def scene() -> None:
+        stage.pace(MD, m0=4.0, m1=4.0)
+        stage.landed("nm1", LONG[:90])
+        assert [stage.take(MD, LONG, near="p0") for _ in range(4)] == ["m1"] * 4
+        chosen = [stage.take(MD, LONG, near="p0") for _ in range(12)]
+        assert "m0" in chosen, "in the end a queue is longer than the line"
+
+    stage.play(scene)
+
+
+def test_without_prefixes_main_decodes_share_the_load() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        assert [stage.take(MD, LONG, near="p0") for _ in range(6)] == ["m0", "m1"] * 3
+
+    stage.play(scene)
+
+
+def test_a_line_that_is_slow_just_now_makes_a_prefix_dearer() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        stage.pace(MD, m0=8.0, m1=8.0)
+        stage.landed("nm1", LONG[:2])
+        for _ in range(3):
+            stage.take(MD, near="p0", conversation=talk(main_decode="m1"))
+        assert stage.take(MD, LONG, near="p0") == "m0", "two blocks are a fifth of a second"
+        for second in range(4):
+            stage.lines.record(
+                stage.pool.worker(WorkerId("p0")),
+                stage.pool.worker(WorkerId("m0")),
+                ReplicationProgress(
+                    order=OrderId("o"),
+                    num_missing=1000,
+                    num_acknowledged=second,
+                    sent_bytes=Bytes(0),
+                    rate=BytesPerSecond(WAN / 100),
+                    backlog=Bytes(1000 * BLOCK_BYTES),
+                    done=False,
+                ),
+                all_there=True,
+            )
+            await asyncio.sleep(1.0)
+        assert stage.take(MD, LONG, near="p0") == "m1", "by now they are many seconds"
+
+    stage.play(scene)
+
+
+def test_a_slow_decoder_gets_less() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        stage.pace(MD, m0=10.0, m1=5.0)
+        chosen = [stage.take(MD) for _ in range(8)]
+        assert chosen[:4] == ["m1"] * 4
+        assert "m0" in chosen, "but it gets some, when the others are full"
+
+    stage.play(scene)
+
+
+def test_relay_decode_on_prefills_own_node_needs_no_copy() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        assert stage.take(RLD, LONG, near="p1") == "r0"
+        assert stage.take(RLD, LONG, near="p1") == "r1"
+        seat = stage.sit(RLD, LONG, near="p0")
+        assert (seat.worker.name, seat.num_missing) == ("r0", 0)
+
+    stage.play(scene)
+
+
+def test_a_decoder_whose_node_has_no_room_is_passed_over_unless_all_are_full() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        watch = Watch(watch=WatchId("w"), hashes=(), reserve_blocks=950)
+        reading = stage.nodes["nm0"].watch(watch)
+        await anext(reading)
+        await asyncio.sleep(1.5)
+        stage.landed("nm0", LONG)
+        assert stage.take(MD, LONG, near="p0", num_blocks=51) == "m1"
+        assert stage.take(MD, LONG, near="p0", num_blocks=50) == "m0"
+        assert stage.take(MD, LONG, near="p0", num_blocks=1001) == "m0"
+        await reading.aclose()
+
+    stage.play(scene)
+
+
+def test_room_that_was_promised_since_the_books_were_read_is_taken() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        stage.landed("nm0", LONG)
+        assert stage.take(MD, LONG, near="p0", num_blocks=600) == "m0"
+        second = stage.sit(MD, LONG, near="p0", num_blocks=600)
+        assert second.worker.name == "m1"
+        stage.pool.release(second)
+        assert stage.take(MD, LONG, near="p0", num_blocks=400) == "m0"
+
+    stage.play(scene)
+
+
+@pytest.mark.parametrize(("role", "node", "other"), [(P, "np0", "p1"), (RLD, "np0", "r1"), (MD, "nm0", "m1")])
+def test_a_worker_whose_node_does_not_answer_is_passed_over(role: Role, node: str, other: str) -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        stage.nodes[node].kill()
+        await asyncio.sleep(1.5)
+        assert [stage.take(role, LONG) for _ in range(3)] == [other] * 3
+
+    stage.play(scene)
+
+
+# Conversations --------------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_goes_back_to_its_workers_even_when_another_has_less_to_do() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        stage.landed("np1", LONG[:99])
+        stage.landed("nm1", LONG[:99])
+        before = talk(prefill="p1", main_decode="m1", relay_decode="r1")
+        for _ in range(2):
+            assert stage.take(P, LONG, conversation=before) == "p1"
+            assert stage.take(MD, LONG, conversation=before, near="p1") == "m1"
+        assert stage.take(RLD, LONG, conversation=before, near="p1") == "r1"
+
+    stage.play(scene)
+
+
+def test_a_conversation_leaves_a_home_that_is_down_or_overloaded() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        stage.landed("nm1", LONG)
+        stage.pace(MD, m0=20.0, m1=20.0)
+        before = talk(main_decode="m1")
+        for _ in range(4):
+            assert stage.take(MD, LONG, conversation=before, near="p0") == "m1"
+        chosen = [stage.take(MD, LONG, conversation=before, near="p0") for _ in range(8)]
+        assert "m0" in chosen
+        stage.engines["m1"].up = False
+        await asyncio.sleep(1.5)
+        assert stage.take(MD, LONG, conversation=before, near="p0") == "m0"
+
+    stage.play(scene)
+
+
+def test_the_naive_rule_balances_whatever_is_where() -> None:
+    stage = Stage(PlacementRule.LEAST_LOADED)
+
+    async def scene() -> None:
+        stage.landed("np1", LONG)
+        chosen = [stage.take(P, LONG, conversation=talk(prefill="p1")) for _ in range(4)]
+        assert chosen == ["p0", "p1"] * 2
+
+    stage.play(scene)
+
+
+def test_nobody_up_is_nobody_chosen() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        for engine in stage.engines.values():
+            engine.up = False
+        await asyncio.sleep(1.5)
+        assert stage.placement.pick(MD, LONG) is None
+
+    stage.play(scene)
