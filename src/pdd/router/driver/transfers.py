@@ -201,7 +201,7 @@ class Transfer:
             parts = [tasks.create_task(self._keep_watch(), name=f"watch {self.spec.name}")]
             if not self.spec.is_local:
                 parts.append(tasks.create_task(self._keep_order(), name=f"order {self.spec.name}"))
-                parts.append(tasks.create_task(self._notice_standstill(), name=f"standstill {self.spec.name}"))
+            parts.append(tasks.create_task(self._notice_standstill(), name=f"standstill {self.spec.name}"))
             await self._released.wait()
             for part in reversed(parts):  # nothing is sent any more by the time that the room for it is given up
                 part.cancel()
@@ -367,6 +367,8 @@ class Transfer:
         settings, now, spec = self._settings, self._clock.now(), self.spec
         if self.demoted:
             return Seconds(self._moved_at + settings.spare_patience - now)
+        if spec.is_local:  # nothing is under way: a block that is not there by now was lost, or never kept
+            return Seconds(self._moved_at + settings.room_patience - now)
         has_work = self._lines.forecast(spec.source, spec.target).backlog > 0
         line_patience = settings.line_patience if has_work else settings.node_patience
         line_moved_at = max(self._moved_at, self._lines.moved_at(spec.source, spec.target))
