@@ -19,6 +19,7 @@ from pdd.router.driver.seats import RequestSeats
 from pdd.router.driver.settings import DriverSettings
 from pdd.sim.loop import run
 from tests.support.worlds import WorldSpec, build_world
+from tests.unit.router.test_pool import place_by_load
 
 
 def span(position: int, reason: FinishReason | None = None) -> EmittedSpan:
@@ -108,7 +109,7 @@ def test_a_request_stays_at_its_worker_and_goes_elsewhere_after_a_loss() -> None
     async def main() -> None:
         pool = Pool(workers(), DriverSettings(), LoopClock())
         await pool.check_all()
-        seats = RequestSeats(pool)
+        seats = RequestSeats(pool, place_by_load(pool), (), None, num_blocks=0)
         first = seats.take(Role.MAIN_DECODE)
         assert first is not None
         assert seats.take(Role.MAIN_DECODE) is first

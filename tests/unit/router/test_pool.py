@@ -7,12 +7,14 @@ from typing import Any
 from pdd.core.errors import Unavailable
 from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Generation, Role, TokenSpan
-from pdd.core.topology import HealthTable
-from pdd.core.units import Seconds
+from pdd.core.topology import HealthTable, PlacementRule
+from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.engine.base import EngineInfo
 from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.policy.health import BreakerState
 from pdd.router.clock import LoopClock
+from pdd.router.driver.directory import BlockDirectory
+from pdd.router.driver.lines import LineBook
 from pdd.router.driver.placement import Placement
 from pdd.router.driver.pool import Pool, Seat, Worker
 from pdd.router.driver.settings import DriverSettings
@@ -43,6 +45,18 @@ class SwitchedEngine:
         yield
 
 
+def place_by_load(pool: Pool) -> Placement:
+    lines = LineBook({}, local_rate=BytesPerSecond(1e9), block_bytes=Bytes(1), clock=LoopClock())
+    return Placement(
+        pool,
+        BlockDirectory(pool.node_stats),
+        lines,
+        rule=PlacementRule.LEAST_LOADED,
+        block_bytes=Bytes(1),
+        clock=LoopClock(),
+    )
+
+
 class Deployment:
     def __init__(
         self, *names: str, role: Role = Role.MAIN_DECODE, model: str | None = None, health: HealthTable | None = None
@@ -51,7 +65,7 @@ class Deployment:
         self.engines = {name: SwitchedEngine(name) for name in names}
         workers = [Worker(engine=e, node=self.node, role=role, cluster="A") for e in self.engines.values()]
         self.pool = Pool(workers, DriverSettings(health=health or HealthTable()), LoopClock(), model=model)
-        self.placement = Placement.of(self.pool)
+        self.placement = place_by_load(self.pool)
 
     def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:

@@ -17,6 +17,9 @@ from pdd.router.driver.worker import Lifetime
 _logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 
+_STOPPED_FOR = Seconds(1.0)
+"""A timer that goes off so late was not looked at: the router's own process was stopped, and what engines sent waits."""
+
 
 class Patience:
     """Bears one trouble after another for at most ``limit``, counted from the first since the last ``forget``."""
@@ -104,11 +107,12 @@ class Vigil:
             self._is_first, self._timer, self._limit = False, None, self._later
 
     def _look_back(self) -> None:
-        """Whether it is this span that has been waited for so long."""
-        now = self._loop.time()
-        due = now + self._limit if self._waits_since is None else self._waits_since + self._limit
-        if due > now:
-            self._timer = self._loop.call_at(due, self._look_back)
+        """Whether it is this span that has been waited for so long, and by a router that was awake all the time."""
+        assert self._timer is not None
+        now, late_by = self._loop.time(), self._loop.time() - self._timer.when()
+        since = now if self._waits_since is None or late_by > _STOPPED_FOR else self._waits_since
+        if since + self._limit > now:
+            self._timer = self._loop.call_at(since + self._limit, self._look_back)
         else:
             self._break_off(f"the engine sent no token for {self._limit:g} s")
 

@@ -30,7 +30,7 @@ class Placement:
         self,
         pool: Pool,
         directory: BlockDirectory,
-        lines: LineBook | None,
+        lines: LineBook,
         *,
         rule: PlacementRule,
         block_bytes: Bytes,
@@ -108,10 +108,8 @@ class Placement:
         return Seconds(self._sending_time(num_missing, source, state.worker) + typical), queue
 
     def _sending_time(self, num_missing: int, source: Worker | None, target: Worker) -> Seconds:
-        rate = _UNKNOWN_RATE
-        if source is not None and self._lines is not None:
-            rate = self._lines.forecast(source, target).rate or _UNKNOWN_RATE
-        return Seconds(num_missing * self._block_bytes / rate)
+        rate = None if source is None else self._lines.forecast(source, target).rate
+        return Seconds(num_missing * self._block_bytes / (rate or _UNKNOWN_RATE))
 
     def _has_room(self, worker: Worker, num_blocks: int) -> bool:
         """Its node's last books may be a second old, so what was promised to seats since then counts as well."""
@@ -120,15 +118,3 @@ class Placement:
             return False
         taken = max(stats.reserved_blocks + stats.leased_blocks, self._pool.num_promised(worker.node.node))
         return worker.role is Role.PREFILL or taken + num_blocks <= stats.capacity_blocks
-
-    @classmethod
-    def of(cls, pool: Pool) -> Placement:
-        """By load alone."""
-        return cls(
-            pool,
-            BlockDirectory(pool.node_stats),
-            None,
-            rule=PlacementRule.LEAST_LOADED,
-            block_bytes=Bytes(0),
-            clock=pool.clock,
-        )

@@ -20,6 +20,7 @@ from pdd.core.request import Role
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.kvnode.base import NodeClient, NodeStats
+from pdd.policy.health import Pulse
 from pdd.policy.pace import RolePace
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.worker import Lifetime, Seat, Worker, WorkerState, WorkerStatus
@@ -42,6 +43,7 @@ class Pool:
         self._states = {worker.name: WorkerState.of(worker, settings.health) for worker in ordered}
         self._nodes = {worker.node.node: worker.node for worker in ordered}
         self._node_stats: dict[NodeId, NodeStats] = {}
+        self._node_pulses = {name: Pulse(settings.health) for name in self._nodes}
         self._node_returns = dict.fromkeys(self._nodes, 0)
         self._paces = {role: RolePace() for role in Role}
         self._health = settings.health
@@ -87,9 +89,12 @@ class Pool:
 
         1 while nobody is up: there is no room.
         """
-        up = [state for state in self._of(role) if state.up]
-        capacity = sum(state.worker.max_batch for state in up)
-        return sum(len(state.seats) for state in up) / capacity if capacity else 1.0
+        capacity = self.capacity(role)
+        return sum(len(state.seats) for state in self._of(role) if state.up) / capacity if capacity else 1.0
+
+    def capacity(self, role: Role) -> int:
+        """How many generations the workers of ``role`` that are up can run at once."""
+        return sum(state.worker.max_batch for state in self._of(role) if state.up)
 
     def candidates(self, role: Role) -> list[WorkerState]:
         """Those who may get a request of ``role`` now, in the order of their names."""
@@ -259,12 +264,19 @@ class Pool:
             await self._check_node(node)
 
     async def _check_node(self, node: NodeClient) -> None:
+        """Its last books stand for it until it is known to be away."""
+        pulse = self._node_pulses[node.node]
         try:
             async with asyncio.timeout(self._health.timeout_s):
                 stats = await node.stats()
-        except (TimeoutError, NodeFailed):
+        except TimeoutError:
+            pulse.missed()
+        except NodeFailed:
+            pulse.refused()
+        else:
+            pulse.answered()
+            if self.node_instance(node.node) != stats.instance:
+                self._node_returns[node.node] += 1
+            self._node_stats[node.node] = stats
+        if not pulse.up:
             self._node_stats.pop(node.node, None)
-            return
-        if self.node_instance(node.node) != stats.instance:
-            self._node_returns[node.node] += 1
-        self._node_stats[node.node] = stats

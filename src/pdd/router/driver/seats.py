@@ -22,14 +22,14 @@ class RequestSeats:
     def __init__(
         self,
         pool: Pool,
-        placement: Placement | None = None,
-        hashes: Sequence[BlockHash] = (),
-        conversation: Conversation | None = None,
+        placement: Placement,
+        hashes: Sequence[BlockHash],
+        conversation: Conversation | None,
         *,
-        num_blocks: int = 0,
+        num_blocks: int,
     ) -> None:
         self._pool = pool
-        self._placement = placement or Placement.of(pool)
+        self._placement = placement
         self._hashes = hashes
         self._conversation = conversation
         self._num_blocks = num_blocks
