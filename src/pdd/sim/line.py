@@ -135,33 +135,33 @@ _Call = Callable[[], None]
 class FluidLine:
     """One direction of a line between in-memory nodes: ``kvnode.memory_line.Line``, shared evenly by those who send.
 
-    At most ``connections`` blocks are on their way at once; more wait in order. Stalled, it takes what is sent and lets nothing
-    arrive. ``carried_bytes`` counts what was sent whole.
+    ``rate`` may be changed at any time; it takes effect with the next block that comes or is through. At most ``connections``
+    blocks are on their way at once; more wait in order. Stalled, it takes what is sent and lets nothing
+    arrive. ``jitter`` draws what each block's delay is longer by; none overtakes another. ``carried_bytes`` counts what was sent
+    whole.
     """
 
-    def __init__(self, *, rate: BytesPerSecond, delay: Seconds, connections: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        rate: BytesPerSecond,
+        delay: Seconds,
+        connections: int | None = None,
+        jitter: Callable[[], Seconds] | None = None,
+    ) -> None:
+        self.rate = rate
         self.delay = delay
         self.is_cut = False
         self.is_stalled = False
         self.carried_bytes = 0
-        self._full_rate = rate
         self._connections = connections
+        self._jitter = jitter
+        self._last_arrival = 0.0
         self._share: FairShare[tuple[Bytes, _Call, _Call]] = FairShare(rate)
         self._waiting: deque[tuple[Bytes, _Call, _Call]] = deque()
         self._held_up: list[_Call] = []
         self._epoch = 0
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def rate(self) -> BytesPerSecond:
-        """May be changed at any time, also for what is on its way."""
-        return self._full_rate
-
-    @rate.setter
-    def rate(self, rate: BytesPerSecond) -> None:
-        self._full_rate = rate
-        if not self.is_stalled:
-            self._change_rate(rate)
 
     def send(self, num_bytes: Bytes, sent: _Call, arrived: _Call) -> None:
         """See ``kvnode.memory_line.Line``."""
@@ -191,19 +191,15 @@ class FluidLine:
     def stall(self) -> None:
         """From now on nothing moves; nothing is lost."""
         self.is_stalled = True
-        self._change_rate(BytesPerSecond(0.0))
+        self._set_timer()
 
     def resume(self) -> None:
         """Everything goes on where it stood."""
         self.is_stalled = False
-        self._change_rate(self._full_rate)
+        self._set_timer()
         held_up, self._held_up = self._held_up, []
         for call in held_up:
             call()
-
-    def _change_rate(self, rate: BytesPerSecond) -> None:
-        self._share.set_rate(asyncio.get_running_loop().time(), rate)
-        self._set_timer()
 
     def _begin_waiting(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -215,6 +211,7 @@ class FluidLine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._share.set_rate(asyncio.get_running_loop().time(), 0.0 if self.is_stalled else self.rate)
         ends = self._share.next_end()
         if ends is not None:
             self._timer = asyncio.get_running_loop().call_at(ends, self._end, ends)
@@ -222,7 +219,10 @@ class FluidLine:
     def _end(self, at: float) -> None:
         num_bytes, sent, arrived = self._share.end(at)
         self.carried_bytes += num_bytes
-        asyncio.get_running_loop().call_later(self.delay, self._unless_stalled, self._unless_cut(arrived))
+        self._last_arrival = max(
+            self._last_arrival, at + self.delay + (0.0 if self._jitter is None else self._jitter())
+        )
+        asyncio.get_running_loop().call_at(self._last_arrival, self._unless_stalled, self._unless_cut(arrived))
         self._begin_waiting()
         sent()
         self._set_timer()

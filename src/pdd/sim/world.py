@@ -9,28 +9,37 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import permutations
 
 from pdd.core.clock import Clock
 from pdd.core.ids import NodeId, WorkerId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import Role
-from pdd.core.topology import EngineTable, NodeTable, Topology
+from pdd.core.topology import EngineTable, LinkTable, NodeTable, Topology
 from pdd.core.units import Seconds, bytes_per_second
 from pdd.engine.base import EngineClient
 from pdd.kvnode.base import NodeClient
 from pdd.kvnode.memory import MemoryNode
-from pdd.kvnode.memory_line import MemoryLine
+from pdd.kvnode.memory_line import Line, MemoryLine
 from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.router.clock import LoopClock
 from pdd.router.driver.pool import Worker
 from pdd.router.driver.service import CommandHook, Driver
 from pdd.router.driver.settings import DriverSettings, driver_settings, nominal_rates
+from pdd.telemetry.events import EventSink
 
 MakeEngine = Callable[[EngineTable, MemoryNode], EngineClient]
 """Builds an engine on its local node."""
 
 MakeClient = Callable[[MemoryNode], NodeClient]
 """What the router is given for a node: the node itself, or something between the two."""
+
+
+MakeLine = Callable[[LinkTable], Line]
+"""One direction of a link. Called twice for each."""
+
+MakeLocalLine = Callable[[NodeTable, NodeTable], Line]
+"""From one node to another that no link joins it to."""
 
 _LOCAL_CONTROL_DELAY = Seconds(0.0001)
 
@@ -43,12 +52,17 @@ class World:
     kv_format: KvFormat
     network: MemoryNetwork
     nodes: Mapping[NodeId, MemoryNode]
-    lines: Mapping[tuple[str, str], MemoryLine]
+    lines: Mapping[tuple[str, str], Line]
     engines: Mapping[WorkerId, EngineClient]
     driver: Driver
 
     def engines_of(self, role: Role) -> tuple[EngineClient, ...]:
         return tuple(self.engines[table.name] for table in self.topology.engines_of(role))
+
+
+def make_memory_line(link: LinkTable) -> MemoryLine:
+    """A line that serves its senders in turn, block by block."""
+    return MemoryLine(rate=bytes_per_second(link.rate_bits_per_s), delay=link.delay_s)
 
 
 def build_world(
@@ -57,15 +71,18 @@ def build_world(
     make_engine: MakeEngine,
     *,
     make_client: MakeClient = lambda node: node,
+    make_line: MakeLine = make_memory_line,
+    make_local_line: MakeLocalLine | None = None,
     clock: Clock | None = None,
     settings: DriverSettings | None = None,
     on_command: CommandHook | None = None,
+    sink: EventSink | None = None,
 ) -> World:
     """Builds a world that does not run yet. ``settings`` default to what the topology says."""
     network = MemoryNetwork(kv_format)
     nodes = {table.name: _add_node(network, topology, table, kv_format) for table in topology.nodes}
-    lines = dict(_make_lines(topology))
-    _join(topology, network, lines)
+    lines = dict(_make_lines(topology, make_line))
+    _join(topology, network, lines, make_local_line)
     engines = {table.name: make_engine(table, nodes[table.node]) for table in topology.engines}
     clients = {name: make_client(node) for name, node in nodes.items()}
     driver = Driver(
@@ -75,6 +92,7 @@ def build_world(
         rates=nominal_rates(topology),
         settings=settings or driver_settings(topology.router),
         on_command=on_command,
+        sink=sink,
     )
     return World(
         topology=topology,
@@ -107,18 +125,24 @@ def _control_delay(topology: Topology, cluster: str) -> Seconds:
     return _LOCAL_CONTROL_DELAY if link is None else link.delay_s
 
 
-def _make_lines(topology: Topology) -> Iterator[tuple[tuple[str, str], MemoryLine]]:
+def _make_lines(topology: Topology, make_line: MakeLine) -> Iterator[tuple[tuple[str, str], Line]]:
     for link in topology.links:
         for source, target in (link.clusters, link.clusters[::-1]):
-            yield (source, target), MemoryLine(rate=bytes_per_second(link.rate_bits_per_s), delay=link.delay_s)
+            yield (source, target), make_line(link)
 
 
-def _join(topology: Topology, network: MemoryNetwork, lines: Mapping[tuple[str, str], MemoryLine]) -> None:
-    for source in topology.nodes:
-        for target in topology.nodes:
-            line = lines.get((source.cluster, target.cluster))
-            if line is not None:
-                network.join(source.name, target.name, line)
+def _join(
+    topology: Topology,
+    network: MemoryNetwork,
+    lines: Mapping[tuple[str, str], Line],
+    make_local_line: MakeLocalLine | None,
+) -> None:
+    for source, target in permutations(topology.nodes, 2):
+        line = lines.get((source.cluster, target.cluster))
+        if line is not None:
+            network.join(source.name, target.name, line)
+        elif make_local_line is not None:
+            network.join(source.name, target.name, make_local_line(source, target))
 
 
 def _worker(table: EngineTable, engines: Mapping[WorkerId, EngineClient], nodes: Mapping[NodeId, NodeClient]) -> Worker:

@@ -161,9 +161,25 @@ def test_a_pool_of_connections_holds_blocks_back():
     assert log == [(1.0, "a sent"), (1.1, "a arrived"), (2.0, "b sent"), (2.1, "b arrived")]
 
 
-def test_a_changed_rate_counts_for_what_is_on_its_way():
+def test_a_changed_rate_counts_from_the_next_block_on():
     def slower(line, send, note):
-        line.rate = 10.0
+        line.rate = 50.0
+        send(100, "b")
 
     log = play([(0.0, lambda line, send, note: send(100, "a")), (0.5, slower)])
-    assert log == [(5.5, "a sent"), (5.6, "a arrived")]
+    assert log == [(2.5, "a sent"), (2.6, "a arrived"), (3.5, "b sent"), (3.6, "b arrived")]
+
+
+def test_jitter_delays_blocks_but_none_overtakes_another():
+    async def main():
+        draws = iter([0.5, 0.0])
+        line = FluidLine(rate=100.0, delay=0.1, jitter=lambda: next(draws))
+        log = []
+        loop = asyncio.get_running_loop()
+        for name in "ab":
+            line.send(10, lambda: None, lambda name=name: log.append((name, round(loop.time(), 6))))
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(5.0)
+        return log
+
+    assert run(main()) == [("a", 0.7), ("b", 0.7)]
