@@ -10,23 +10,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, Self, TypeVar, assert_never
 
-from pdd.core.errors import (
-    BlocksLost,
-    CapacityExhausted,
-    ContextTooLong,
-    Incompatible,
-    LocalProtocolError,
-    NodeFailed,
-    PddError,
-    RemoteProtocolError,
-)
+from pdd.core.errors import Incompatible, LocalProtocolError, NodeFailed, PddError, RemoteProtocolError
 from pdd.core.ids import NodeId, NodeInstance, OrderId, PinId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import SendClass
 from pdd.core.topology import Address
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
-from pdd.index.blocks import RETRY_AFTER
 from pdd.kvnode.base import NodeStats, Pin, Readiness, ReplicationOrder, ReplicationProgress, Watch
+from pdd.kvnode.failures import error_of
 from pdd.kvnode.handshake import check_is_control, greet, hello
 from pdd.kvnode.outbox import Outbox
 from pdd.kvnode.receiver import watch_silence
@@ -83,25 +74,13 @@ DEFAULT_CLIENT = ClientSettings()
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What to raise, anew for each caller: one exception raised in many places would collect all their tracebacks."""
+    """What running calls and later ones raise."""
 
     kind: ErrorKind
     reason: str
 
     def error(self) -> PddError:
-        match self.kind:
-            case ErrorKind.NODE_FAILED:
-                return NodeFailed(self.reason)
-            case ErrorKind.INCOMPATIBLE:
-                return Incompatible(self.reason)
-            case ErrorKind.CAPACITY_EXHAUSTED:
-                return CapacityExhausted(self.reason, retry_after_s=RETRY_AFTER)
-            case ErrorKind.CONTEXT_TOO_LONG:
-                return ContextTooLong(self.reason, code="context_length_exceeded")
-            case ErrorKind.BLOCKS_LOST:
-                return BlocksLost(self.reason)
-            case _:
-                assert_never(self.kind)
+        return error_of(self.kind, self.reason)
 
 
 @dataclass(slots=True)

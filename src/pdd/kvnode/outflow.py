@@ -36,6 +36,8 @@ from pdd.protocol.transfer import (
 MAX_NAMED_BLOCKS = 2_097_152
 """Hashes that all orders to one target may name together: 256 requests of a million tokens name half as many."""
 RATE_WINDOW = Seconds(2.0)
+REPORT_INTERVAL = Seconds(0.1)
+"""Routers hear at once of what is news (what a target lacks, that all is there); of the rest so often."""
 BACKGROUND_WINDOW = Seconds(0.25)
 """At the rate of late, background blocks on the line may hold a normal one up for no longer (than one of them)."""
 

@@ -9,11 +9,10 @@ from typing import assert_never
 from pdd.core.blocks import BlockHash
 from pdd.core.errors import CapacityExhausted, ContextTooLong, RemoteProtocolError
 from pdd.core.ids import NodeId
-from pdd.core.units import Seconds
 from pdd.index.blocks import RETRY_AFTER, Owner
 from pdd.kvnode.handshake import check_is_control
 from pdd.kvnode.outbox import Outbox
-from pdd.kvnode.outflow import Outflow
+from pdd.kvnode.outflow import REPORT_INTERVAL, Outflow
 from pdd.kvnode.receiver import SILENCE_LIMIT, watch_frames, watch_silence
 from pdd.kvnode.store import NodeStore
 from pdd.protocol.frames import MAX_CONTROL_BYTES
@@ -41,7 +40,6 @@ from pdd.protocol.transfer import OrderFailure, OrderKey, Standing
 from pdd.transport.tcp import SocketConnection
 from pdd.transport.together import run_together
 
-PROGRESS_INTERVAL = Seconds(0.1)
 MAX_OPEN = 65_536
 """Orders, watches and pins, of each, that one router may have open."""
 MAX_NAMED_BLOCKS = 2_097_152
@@ -160,7 +158,7 @@ class RouterSession:
 
     async def _report_progress(self) -> None:
         while True:
-            await asyncio.sleep(PROGRESS_INTERVAL)
+            await asyncio.sleep(REPORT_INTERVAL)
             changed, self._changed = self._changed, set()
             for name in sorted(changed & set(self._orders)):
                 order = self._orders[name]

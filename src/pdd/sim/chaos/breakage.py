@@ -13,7 +13,7 @@ from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Role
 from pdd.core.units import BytesPerSecond, Seconds
 from pdd.engine.scripted.engine import Faults
-from pdd.kvnode.memory_line import MemoryLine
+from pdd.kvnode.memory_line import Line
 from pdd.protocol.relay import Command
 from pdd.sim.chaos.compose import HOME
 from pdd.sim.chaos.scene import AtCommand, AtTime, Fault, FaultKind, Scene
@@ -212,7 +212,7 @@ class Breakage:
             yield
 
     @asynccontextmanager
-    async def _lines_broken(self, lines: tuple[MemoryLine, ...], fault: Fault) -> AsyncGenerator[None]:
+    async def _lines_broken(self, lines: tuple[Line, ...], fault: Fault) -> AsyncGenerator[None]:
         network = self._breakable.world.network
         rates = [line.rate for line in lines]
         for line in lines:
