@@ -81,8 +81,9 @@ class BlockIndex:
             raise LocalProtocolError(f"an index needs at least one slot, got {capacity}")
         self.capacity = capacity
         self.evictions = 0
-        self._slots = [_Slot() for _ in range(capacity)]
-        self._free = deque(range(capacity))
+        self._slots: list[_Slot] = []
+        """Those ever used; the others are free, and cost nothing where arenas are only counted."""
+        self._free = deque[int]()
         self._held: dict[BlockHash, int] = {}
         self._writing: dict[BlockHash, int] = {}
         self._evictable = EvictionOrder()
@@ -139,7 +140,7 @@ class BlockIndex:
 
     @property
     def _room(self) -> int:
-        return len(self._free) + len(self._evictable)
+        return self.capacity - len(self._held) - len(self._writing) + len(self._evictable)
 
     @property
     def _num_promised(self) -> int:
@@ -171,9 +172,16 @@ class BlockIndex:
                 refused.append(block)
                 continue
             spare -= not is_promised
-            slot = self._free.popleft() if self._free else self._evict_oldest(evicted)
-            writes.append(self._start_writing(owner, block, slot))
+            writes.append(self._start_writing(owner, block, self._find_slot(evicted)))
         return Allocation(writes=tuple(writes), evicted=tuple(evicted), refused=tuple(refused))
+
+    def _find_slot(self, evicted: list[BlockHash]) -> int:
+        if self._free:
+            return self._free.popleft()
+        if len(self._slots) < self.capacity:
+            self._slots.append(_Slot())
+            return len(self._slots) - 1
+        return self._evict_oldest(evicted)
 
     def _evict_oldest(self, evicted: list[BlockHash]) -> int:
         block = self._evictable.pop()
@@ -215,7 +223,7 @@ class BlockIndex:
         return True
 
     def _end_writing(self, owner: Owner, write: WriteSlot) -> bool:
-        if not 0 <= write.slot < self.capacity:
+        if not 0 <= write.slot < len(self._slots):
             return False
         slot = self._slots[write.slot]
         expected = (_State.WRITING, write.hash, write.generation, owner)
