@@ -7,7 +7,8 @@ absent, dies or hangs. The rules:
   a microsecond, whether it still stands. If a call fails nevertheless, it is tried once more on a new connection.
 - Tries to connect are a pause apart, and the pause grows until a call has succeeded. A connection that stood longer than
   that is thus replaced at once. A sequence that begins knocks in any case: what can't be offered before it ends, nobody offers.
-- A node that hangs is left alone for ten times as long as it took.
+- A node that hung is asked on a thread of its own whether it is back: that costs the engine no time. If it answers, but
+  hangs again and again when it is used, it is left alone for ten times as long as that took, ten seconds of this forgiven.
 - One warning says that the node was lost, one that it is back.
 
 Calls are synchronous; each lasts at most the store's own timeout. One thread uses a link.
@@ -16,8 +17,10 @@ Calls are synchronous; each lasts at most the store's own timeout. One thread us
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -30,7 +33,8 @@ from pdd.engine.block_store import BlockStore, ConnectStore, OpenSlot
 _logger = logging.getLogger(__name__)
 
 _BATCH_BLOCKS = 16  # so that the node's replication begins before a long offer is over
-_PAUSE_PER_STALL = 10.0  # a node that hangs takes at most a tenth of the engine's time
+_PAUSE_PER_STALL = 10.0  # a node that hangs takes at most a tenth of the engine's time,
+_FORGIVEN_S = Seconds(10.0)  # once it has had a second: most nodes that hung are well as soon as they answer
 _TRIES = 2
 
 _SourceT = TypeVar("_SourceT")
@@ -63,6 +67,24 @@ class OfferedBlocks:
         self._epoch = epoch
 
 
+Knock = Callable[[ConnectStore], "Future[BlockStore[Any, Any]]"]
+"""Connects without making the caller wait."""
+
+
+def knock_in_thread(connect: ConnectStore) -> Future[BlockStore[Any, Any]]:
+    """Connects on a thread that ends when ``connect`` does."""
+    outcome: Future[BlockStore[Any, Any]] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(connect())
+        except Exception as error:  # noqa: BLE001 (the thread's edge: whoever takes the outcome gets it)
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="pdd-node-knock", daemon=True).start()
+    return outcome
+
+
 class NodeLink:
     """Reads and offers blocks by name. None of its methods but ``connect`` fails for the node's sake.
 
@@ -74,9 +96,13 @@ class NodeLink:
 
     __slots__ = (
         "_connect",
+        "_has_hung",
         "_is_lost",
+        "_knock",
         "_leave_alone_until",
         "_now",
+        "_outcome",
+        "_owed_until",
         "_pause",
         "_pauses",
         "_store",
@@ -87,16 +113,25 @@ class NodeLink:
     )
 
     def __init__(
-        self, connect: ConnectStore, *, pauses: Pauses = Pauses(), now: Callable[[], float] = time.monotonic
+        self,
+        connect: ConnectStore,
+        *,
+        pauses: Pauses = Pauses(),
+        now: Callable[[], float] = time.monotonic,
+        knock: Knock = knock_in_thread,
     ) -> None:
         """Tries nothing yet."""
         self._connect = connect
         self._pauses = pauses
         self._now = now
+        self._knock = knock
         self._store: BlockStore[Any, Any] | None = None
+        self._outcome: Future[BlockStore[Any, Any]] | None = None
         self._is_lost = False
+        self._has_hung = False
         self._pause = pauses.first
         self._try_at = float("-inf")
+        self._owed_until = float("-inf")
         self._leave_alone_until = float("-inf")
         self.epoch = 0
         self.num_read = 0
@@ -147,6 +182,9 @@ class NodeLink:
         store, self._store = self._store, None
         if store is not None:
             store.close()
+        outcome, self._outcome = self._outcome, None
+        if outcome is not None:
+            outcome.add_done_callback(_close_unused)
 
     def _write_all(self, blocks: Mapping[BlockHash, _SourceT], fill: Callable[[_SourceT, memoryview], None]) -> bool:
         hashes = tuple(blocks)
@@ -178,23 +216,41 @@ class NodeLink:
     def _open(self, *, knock: bool) -> BlockStore[Any, Any] | None:
         if self._store is not None and not self._store.is_alive():
             self._lose(NodeFailed("it hung up"), self._now())
-        if self._store is None and self._may_try(self._now(), knock=knock):
+        if self._store is None:
             try:
-                self._try_to_connect()
+                self._look_for_it(knock=knock)
             except Incompatible as error:
                 _logger.error("engine_node_refused reason=%s", error)  # noqa: TRY400
                 self._leave_alone_until = float("inf")
         return self._store
+
+    def _look_for_it(self, *, knock: bool) -> None:
+        if self._outcome is None and self._may_try(self._now(), knock=knock):
+            if self._has_hung:
+                self._outcome = self._knock(self._connect)
+                self._count_try()
+            else:
+                self._try_to_connect()
+        if self._outcome is not None and self._outcome.done():
+            outcome, self._outcome = self._outcome, None
+            self._enter(outcome.result, self._now())
 
     def _may_try(self, now: float, *, knock: bool) -> bool:
         return now >= self._leave_alone_until and (knock or now >= self._try_at)
 
     def _try_to_connect(self) -> None:
         started = self._now()
-        self._try_at = started + self._pause
+        self._count_try()
+        self._enter(self._connect, started)
+
+    def _count_try(self) -> None:
+        self._try_at = self._now() + self._pause
         self._pause = Seconds(min(2 * self._pause, self._pauses.last))
+
+    def _enter(self, connect: Callable[[], BlockStore[Any, Any]], started: float) -> None:
+        """Raises Incompatible."""
         try:
-            self._store = self._connect()
+            self._store = connect()
         except Incompatible:
             raise
         except (NodeFailed, ProtocolError) as error:
@@ -211,13 +267,20 @@ class NodeLink:
         took = now - started
         # What is quicker takes at most a tenth of the time by the longest pause alone.
         if took * _PAUSE_PER_STALL >= self._pauses.last:
-            self._leave_alone_until = now + took * _PAUSE_PER_STALL
+            self._has_hung = True
+            self._owed_until = max(self._owed_until, now) + took * _PAUSE_PER_STALL
+            self._leave_alone_until = self._owed_until - _FORGIVEN_S
 
     def _trust(self) -> None:
         if self._is_lost:
             _logger.warning("engine_node_back")
-        self._is_lost = False
+        self._is_lost = self._has_hung = False
         self._pause = self._pauses.first
+
+
+def _close_unused(outcome: Future[BlockStore[Any, Any]]) -> None:
+    if outcome.exception() is None:
+        outcome.result().close()
 
 
 def _read_prefix(

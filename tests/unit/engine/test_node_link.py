@@ -1,12 +1,16 @@
 """An engine's link to a node that is absent, dies, hangs and comes back."""
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from pdd.core.errors import CapacityExhausted, Incompatible, NodeFailed, RemoteProtocolError
 from pdd.core.units import Seconds
-from pdd.engine.node_link import NodeLink, OfferedBlocks, Pauses
+from pdd.engine.block_store import ConnectStore
+from pdd.engine.node_link import NodeLink, OfferedBlocks, Pauses, knock_in_thread
 from tests.unit.engine.scripted_support import MemoryNode, MemoryStore
 from tests.unit.engine.test_embedded_block_pool import named
 
@@ -20,8 +24,28 @@ class World:
         self.time = 0.0
         self.node = MemoryNode(up=up)
         pauses = Pauses(first=Seconds(1.0), last=Seconds(3.0))
-        self.link = NodeLink(self.node.connect, pauses=pauses, now=lambda: self.time)
+        self.link = NodeLink(self.node.connect, pauses=pauses, now=lambda: self.time, knock=self.knock)
         self.filled: list[int] = []
+        self.knocks: list[Future[Any]] = []
+        self.answers_knocks = True
+
+    def knock(self, connect: ConnectStore) -> Future[Any]:
+        self.knocks.append(Future())
+        if self.answers_knocks:
+            self.answer(connect)
+        return self.knocks[-1]
+
+    def answer(self, connect: ConnectStore | None = None) -> None:
+        """The last knock ends, as the node now is."""
+        try:
+            self.knocks[-1].set_result((connect or self.node.connect)())
+        except NodeFailed as error:
+            self.knocks[-1].set_exception(error)
+
+    def hang(self) -> None:
+        """What a call does at a stopped node."""
+        self.time += 2.0
+        raise NodeFailed("no answer in 2 seconds")
 
     def offer(self, count: int) -> int | None:
         """Offers the first ``count`` blocks of a sequence of which the node was offered nothing yet."""
@@ -212,24 +236,85 @@ def test_the_pause_begins_anew_once_a_call_has_succeeded(world: World):
     assert world.offer(5) is not None
 
 
-def test_a_node_that_hangs_takes_at_most_a_tenth_of_the_time(world: World):
+def test_a_node_that_hangs_whenever_it_is_used_takes_at_most_a_tenth_of_the_time(world: World):
     hung: list[float] = []
 
     def hang() -> None:
         hung.append(world.time)
-        world.time += 2.0
-        raise NodeFailed("no answer in 2 seconds")
+        world.hang()
 
     world.node.on_call = hang
     started = world.time
-    while world.time < started + 100.0:
+    while world.time < started + 200.0:
         world.read(4)
         world.offer(4)
         world.time += 0.25
-    assert 4 <= len(hung) <= 5
+    assert 10 <= len(hung) <= 11  # a tenth of the time, and the second that is forgiven
 
 
-def test_a_node_that_hangs_while_it_connects_is_left_alone_too():
+def test_a_node_that_hung_for_a_moment_is_used_again_as_soon_as_it_answers():
+    world = World()
+    world.link.connect()
+    world.offer(3)
+    world.time = 1000.0
+    world.answers_knocks = False
+    world.node.on_call = world.hang
+    assert world.offer(5) is None
+    world.node.on_call = lambda: None
+    world.time += 10.0  # what it took costs ten times as much, of which ten seconds are forgiven
+    for _ in range(20):
+        world.time += 0.1
+        assert world.offer(5) is None
+        assert world.read(5) == 0
+    assert len(world.knocks) == 1, "it is asked once, and costs no time until it answers"
+    world.answer()
+    assert world.offer(5) == 2
+    assert world.held() == 5
+
+
+def test_a_short_hang_is_forgiven_at_once():
+    world = World()
+    world.link.connect()
+
+    def hang() -> None:
+        world.time += 0.5
+        raise NodeFailed("no answer in half a second")
+
+    world.node.on_call = hang
+    assert world.offer(5) is None
+    world.node.on_call = lambda: None
+    world.time += 1.0  # the pause between two tries
+    assert world.offer(5) == 2
+
+
+def test_a_node_that_dies_while_it_is_asked_whether_it_is_back_is_looked_for_again(world: World):
+    world.answers_knocks = False
+    world.node.on_call = world.hang
+    assert world.offer(5) is None
+    world.time += 20.0
+    assert world.offer(5) is None
+    world.node.up = False
+    world.answer()
+    assert world.offer(5) is None
+    world.node.restart()
+    world.node.up, world.answers_knocks, world.node.on_call = True, True, lambda: None
+    world.time += 3.0
+    assert world.offer(5) == 2
+    assert [knock.done() for knock in world.knocks] == [True, True]
+
+
+def test_a_link_that_is_closed_while_it_asks_keeps_no_connection(world: World):
+    world.answers_knocks = False
+    world.node.on_call = world.hang
+    assert world.offer(5) is None
+    world.time += 20.0
+    world.offer(5)
+    world.link.close()
+    world.answer()
+    assert world.node.num_open == 0
+
+
+def test_a_node_that_hangs_while_it_connects_costs_the_engine_that_time_only_once():
     world = World()
 
     def hang() -> MemoryStore:
@@ -237,15 +322,32 @@ def test_a_node_that_hangs_while_it_connects_is_left_alone_too():
         world.time += 2.0
         raise NodeFailed("no welcome in 2 seconds")
 
-    link = NodeLink(hang, now=lambda: world.time)
+    world.answers_knocks = False
+    link = NodeLink(hang, now=lambda: world.time, knock=world.knock)
     link.connect()
-    for _ in range(78):  # until 21.5
+    assert world.time == 2.0
+    for _ in range(100):
         assert link.read_prefix(HASHES, lambda index, content: None) == 0
         world.time += 0.25
-    assert world.node.num_connects == 1
-    world.time = 22.0
-    link.read_prefix(HASHES, lambda index, content: None)
-    assert world.node.num_connects == 2
+    assert (world.node.num_connects, len(world.knocks)) == (1, 1)
+
+
+def test_knocking_takes_place_on_another_thread():
+    world, gate = World(), threading.Event()
+
+    def connect() -> MemoryStore:
+        assert gate.wait(10)
+        return world.node.connect()
+
+    outcome = knock_in_thread(connect)
+    assert not outcome.done()
+    gate.set()
+    outcome.result(10).close()
+
+    def refuse() -> MemoryStore:
+        raise Incompatible("another format")
+
+    assert isinstance(knock_in_thread(refuse).exception(10), Incompatible)
 
 
 # Wrong nodes, full nodes, wrong bytes ---------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ from pdd.engine.catalog import ModelEntry, find_model
 from pdd.engine.http.server import serve_engine
 
 _logger = logging.getLogger(__name__)
-_NODE_TIMEOUT = Seconds(2.0)
+_NODE_TIMEOUT = Seconds(0.5)
+"""A node answers within a millisecond. One that hangs makes all streams of its engines wait for so long, once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
