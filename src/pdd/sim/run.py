@@ -152,6 +152,7 @@ def _build(topology: Topology, workload: Workload, chance: Random, trace: EventS
         maker.make,
         make_line=partial(_make_line, chance),
         make_local_line=lambda source, target: FluidLine(rate=local_rate(source, target), delay=_LOCAL_DELAY),
+        payload_bytes=0,
         settings=replace(driver_settings(topology.router), local_rate=_slowest_local_rate(topology, hardware)),
         sink=trace,
     )

@@ -73,13 +73,17 @@ def build_world(
     make_client: MakeClient = lambda node: node,
     make_line: MakeLine = make_memory_line,
     make_local_line: MakeLocalLine | None = None,
+    payload_bytes: int | None = None,
     clock: Clock | None = None,
     settings: DriverSettings | None = None,
     on_command: CommandHook | None = None,
     sink: EventSink | None = None,
 ) -> World:
-    """Builds a world that does not run yet. ``settings`` default to what the topology says."""
-    network = MemoryNetwork(kv_format)
+    """Builds a world that does not run yet. ``settings`` default to what the topology says.
+
+    ``payload_bytes``: how much of a block nodes really keep and carry; None: all of it.
+    """
+    network = MemoryNetwork(kv_format, payload_bytes=payload_bytes)
     nodes = {table.name: _add_node(network, topology, table, kv_format) for table in topology.nodes}
     lines = dict(_make_lines(topology, make_line))
     _join(topology, network, lines, make_local_line)

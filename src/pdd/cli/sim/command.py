@@ -8,7 +8,10 @@ from typing import cast
 from pdd.cli.options import Command, Subparsers
 from pdd.cli.output import Parser
 
-_COMMAND_MODULES: tuple[str, ...] = ("chaos",)
+_COMMAND_MODULES: tuple[str, ...] = (
+    "run",
+    "chaos",
+)
 """In the order in which ``pdd sim --help`` lists them."""
 
 

@@ -1,0 +1,205 @@
+"""``pdd sim run``: one workload on one topology of modelled engines, and what its clients would feel."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from math import isfinite
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from pdd.cli.ask.render import open_console
+from pdd.cli.options import Subparsers, add_json, duration
+from pdd.cli.output import print_json
+from pdd.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pdd.sim.result import RunResult
+    from pdd.telemetry.events import EventSink
+
+_LINES_OF_LOG = 20
+_MAX_UNTIL_S = 365 * 86_400
+_DEFAULT_TOPOLOGY = "paper"
+
+
+def add_commands(commands: Subparsers) -> None:
+    """Adds ``pdd sim run``."""
+    parser = commands.add_parser(
+        "run",
+        help="one workload on one topology of modelled engines",
+        description="Sends a generated workload or a recorded trace to the router of a topology whose engines are modelled, "
+        "and shows what its clients feel: percentiles of waiting, goodput, who computed how much, what crossed the lines, "
+        "what caches held. The same topology, workload and seed print the same JSON, to the byte.",
+        epilog="With --json: topology, workload, seed, requests, duration_s, ttft_s, ttst_s, decode_first_token_s, itl_s, "
+        "max_itl_s, handoff_gap_s, transfer_s, ended_s, queued_s, goodput, relay_share, filtered_share, tokens_by_role, "
+        "rld_token_share, hit_rate, wan, over_time.",
+    )
+    parser.add_argument(
+        "topology",
+        nargs="?",
+        default=_DEFAULT_TOPOLOGY,
+        metavar="TOPOLOGY",
+        help="a packaged topology's name or a TOML file, of modelled engines (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--workload",
+        default="generated",
+        metavar="NAME|FILE",
+        help="a generated workload's name or a trace file (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="draws the workload, 0 or more (default: 0)")
+    parser.add_argument("--requests", type=int, metavar="N", help="how many requests; of a trace, the first ones")
+    parser.add_argument("--rate", type=float, metavar="R", help="requests a second of a generated workload")
+    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="play a trace so many times as fast")
+    parser.add_argument(
+        "--until", type=duration(most=_MAX_UNTIL_S), metavar="TIME", help="leave out requests that are sent later"
+    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write every event of every request, as JSON lines")
+    add_json(parser)
+    parser.set_defaults(run=run_simulation)
+
+
+def run_simulation(args: argparse.Namespace) -> int:
+    """Simulates.
+
+    Raises:
+        ConfigError: a flag, the topology, a profile or the workload is wrong.
+    """
+    _check(args)
+    from pdd.cli.topology.file import load_simulated_topology
+    from pdd.sim.report import summarize
+    from pdd.sim.run import simulate
+    from pdd.sim.workload.load import Changes, load_workload
+
+    topology = load_simulated_topology(args.topology)
+    changes = Changes(requests_per_s=args.rate, num_requests=args.requests, speed=args.speed, until_s=args.until)
+    workload = load_workload(args.workload, seed=args.seed, changes=changes)
+    began = monotonic()
+    with ExitStack() as stack:
+        trace = stack.enter_context(_trace_to(args.trace))
+        progress = stack.enter_context(_counting(open_console(stderr=True)))
+        result = simulate(topology, workload, seed=args.seed, trace=trace, progress=progress)
+    named = {"topology": topology.name, "workload": workload.name, "seed": args.seed}
+    figures = named | summarize(result, topology.router.sla)
+    if args.json:
+        print_json(figures)
+    else:
+        _show(open_console(), figures, result, monotonic() - began)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.seed < 0:
+        raise ConfigError(f"--seed {args.seed}: it must be 0 or more")
+    for flag in ("requests", "rate", "speed"):
+        value = getattr(args, flag)
+        if value is not None and not (value > 0 and isfinite(value)):
+            raise ConfigError(f"--{flag} {value}: it must be more than 0")
+
+
+@contextmanager
+def _trace_to(path: Path | None) -> Generator[EventSink | None]:
+    if path is None:
+        yield None
+        return
+    from pdd.telemetry.trace import TraceFile
+
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise ConfigError(f"--trace {path}: {error.strerror}") from error
+    with file:
+        yield TraceFile(file).record
+
+
+@contextmanager
+def _counting(console: Console) -> Generator[Callable[[int, int], None]]:
+    """Counts answers: a bar for those who watch, now and then a line for a log."""
+    bar = Progress(
+        TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+    task = bar.add_task("requests", total=None)
+    shown = 0
+
+    def count(num_ended: int, num_requests: int) -> None:
+        nonlocal shown
+        bar.update(task, completed=num_ended, total=num_requests)
+        if not console.is_terminal and num_ended * _LINES_OF_LOG // num_requests > shown:
+            shown = num_ended * _LINES_OF_LOG // num_requests
+            console.print(f"  {num_ended} of {num_requests} requests after {bar.tasks[task].elapsed or 0.0:.0f} s")
+
+    with bar if console.is_terminal else nullcontext():
+        yield count
+
+
+# What is shown --------------------------------------------------------------------------------------------------------
+
+_WAITS = {
+    "ttft_s": "first token",
+    "ttst_s": "second token",
+    "decode_first_token_s": "first token not from prefill",
+    "itl_s": "between tokens",
+    "max_itl_s": "largest gap of each answer",
+    "handoff_gap_s": "gap at the hand-off",
+    "transfer_s": "prefill's end to KV at main decode",
+    "queued_s": "in line, of those that queued",
+    "ended_s": "whole answer",
+}
+
+
+def _show(console: Console, figures: Mapping[str, object], result: RunResult, seconds: float) -> None:
+    console.print(
+        f"\n  {figures['workload']} on {figures['topology']}, seed {figures['seed']}: {len(result.samples)} requests, "
+        f"{result.duration_s:.0f} s simulated in {seconds:.1f} s\n"
+    )
+    console.print(_waits(figures))
+    console.print()
+    for line in _lines(figures):
+        console.print(f"  {line}")
+
+
+def _waits(figures: Mapping[str, object]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    table.add_column("  seconds")
+    for heading in ("P50", "P90", "P99", "mean", "of"):
+        table.add_column(heading, justify="right")
+    for key, words in _WAITS.items():
+        wait = _part(figures, key)
+        cells = [_number(wait[name]) for name in ("p50", "p90", "p99", "mean")]
+        table.add_row(f"  {words}", *cells, str(wait["count"]))
+    return table
+
+
+def _lines(figures: Mapping[str, object]) -> Generator[str]:
+    requests, goodput, hits = _part(figures, "requests"), _part(figures, "goodput"), _part(figures, "hit_rate")
+    yield (
+        f"answered {requests['complete']} of {requests['sent']}; queued {requests['queued']}, shed {requests['shed']}, "
+        f"broken off {requests['broken']}, filtered {requests['filtered']}"
+    )
+    yield f"within the SLA {_percent(goodput['share'])}, {_number(goodput['requests_per_s'])} requests/s"
+    yield (
+        f"relayed {_percent(figures['relay_share'])} of the requests; relay decode computed "
+        f"{_percent(figures['rld_token_share'])} of the output tokens"
+    )
+    yield f"prefix hits: {_percent(hits['prefill'])} at prefill, {_percent(hits['main_decode'])} at main decode"
+    for name, use in _part(figures, "wan").items():
+        line = cast("Mapping[str, object]", use)
+        yield f"{name}: {cast('int', line['bytes']) / 1e9:.1f} GB of KV, {_percent(line['utilisation'])} of its rate"
+
+
+def _part(figures: Mapping[str, object], key: str) -> Mapping[str, object]:
+    return cast("Mapping[str, object]", figures[key])
+
+
+def _number(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else "-"
+
+
+def _percent(value: object) -> str:
+    return f"{value:.1%}" if isinstance(value, float) else "-"
