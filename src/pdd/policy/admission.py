@@ -32,6 +32,8 @@ class ShedReason(StrEnum):
     """Its turn would not come within the time that requests may wait."""
     QUEUE_TIMEOUT = "queue_timeout"
     """Its turn was expected to come in time, and did not."""
+    NO_ROOM = "no_room"
+    """Main decode's node had no room for it in time."""
     NO_WORKER = "no_worker"
 
 

@@ -37,7 +37,7 @@ def _collect_requests(reading: RouterReading) -> Iterator[Metric]:
     shed = CounterMetricFamily(
         "pdd_requests_shed",
         "Requests turned away before they began, by reason (queue_full, tenant_limit, queue_too_long: its turn would not "
-        "come in time, queue_timeout: it did not, no_worker).",
+        "come in time, queue_timeout: it did not, no_room: main decode's node had none in time, no_worker).",
         labels=("reason",),
     )
     for reason in ShedReason:

@@ -370,7 +370,7 @@ def test_relay_decode_without_room_means_that_this_request_goes_direct() -> None
     async def main() -> None:
         async with running_world(replace(SLOW_LINE, relay_capacity=24)) as world:
             async with asyncio.TaskGroup() as clients:
-                first = clients.create_task(ask(world, make_request(0, max_tokens=250, steering=relayed(5))))
+                first = clients.create_task(ask(world, make_request(0, max_tokens=250, steering=relayed(100))))
                 second = clients.create_task(ask(world, make_request(1, max_tokens=250, steering=direct())))
                 await asyncio.sleep(0.2)
                 third = clients.create_task(ask(world, make_request(2, max_tokens=250)))

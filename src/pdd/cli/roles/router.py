@@ -49,6 +49,7 @@ async def main(context: RoleContext) -> None:
             clock=clock,
             rates=nominal_rates(topology),
             settings=driver_settings(table),
+            model=model.name,
             sink=await _open_trace(table, clock, held),
         )
         await held.enter_async_context(driver.running())

@@ -20,6 +20,7 @@ from pdd.core.ids import RequestId, WorkerId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import Generation, Role
 from pdd.core.topology import FilterRule
+from pdd.core.units import Seconds
 from pdd.protocol import relay
 from pdd.protocol.relay import Command, Relay
 from pdd.router.base import EmittedSpan, TokenRequest
@@ -37,6 +38,7 @@ from pdd.router.driver.seats import RequestSeats
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.traffic import Traffic
 from pdd.router.driver.transfer_desk import TransferDesk
+from pdd.router.driver.waiting_room import WaitingRoom
 
 _logger = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class Surroundings:
     clock: Clock
     kv_format: KvFormat
     settings: DriverSettings
+    room: WaitingRoom
     on_command: CommandHook | None = None
 
 
@@ -74,6 +77,7 @@ class RequestRun:
         self.report = self._reporter.report
         self._chain = BlockChain(shared.kv_format, request.salt, request.prompt)
         hashes = self._chain.hashes
+        self.report.num_prompt_blocks = len(hashes)
         self._conversation = shared.conversations.find(hashes)
         self._tasks = asyncio.TaskGroup()
         self._seats = RequestSeats(
@@ -151,7 +155,7 @@ class RequestRun:
     def _receive(self, event: InboxEvent) -> None:
         match event:
             case Refusal():
-                self._end("refused", event.error)
+                self._end("refused", self._shared.room.advised(event.error))
                 self._carry_out(self._relay.receive(relay.ClientLeft()))
                 return
             case RouteDue():
@@ -235,6 +239,8 @@ class RequestRun:
         if seat is None:
             self.inbox.post(relay.WorkerUnavailable(attempt=command.attempt))
         else:
+            if command.num_known == 0 and command.role is Role.PREFILL:
+                self.report.missing_blocks_at_prefill = seat.num_missing
             generation = self._generation(command.attempt, command.num_known, command.max_tokens)
             self._decoders.decode(seat, generation, has_prompt=self._paths.is_ready(command.role))
 
@@ -349,9 +355,9 @@ class RequestRun:
 
     def _fail(self, command: relay.Fail) -> None:
         error = self._decoders.last_error
-        retry_after = error.retry_after_s if isinstance(error, Unavailable) else self._shared.settings.retry_after
+        told = error.retry_after_s if isinstance(error, Unavailable) else Seconds(0.0)
         self._flush()
-        self._end("failed", Unavailable(command.why, retry_after_s=retry_after))
+        self._end("failed", Unavailable(command.why, retry_after_s=max(told, self._shared.room.retry_after())))
 
     def _end(self, outcome: str, error: PddError | None) -> None:
         """The first end counts."""

@@ -98,14 +98,18 @@ class Driver:
         clock: Clock,
         rates: NominalRates | None = None,
         settings: DriverSettings | None = None,
+        model: str | None = None,
         on_command: CommandHook | None = None,
         sink: EventSink | None = None,
     ) -> None:
-        """``sink`` gets the events of all requests, at the clock's time."""
+        """Engines that serve another model than ``model`` are down. ``sink`` gets all requests' events, at the clock's time."""
         settings = settings or DriverSettings()
-        self.pool = Pool(workers, settings, clock)
+        self.pool = Pool(workers, settings, clock, model=model)
+        self.room = WaitingRoom(settings, clock)
         self._settings = settings
-        lines = LineBook(rates or {}, local_rate=settings.local_rate, block_bytes=kv_format.block_bytes, clock=clock)
+        self.lines = lines = LineBook(
+            rates or {}, local_rate=settings.local_rate, block_bytes=kv_format.block_bytes, clock=clock
+        )
         directory = BlockDirectory(self.pool.node_stats)
         self._pins = PinBoard(self.pool, settings, clock)
         self.conversations = Conversations(self._pins, clock, ttl=settings.policy.conversation_ttl_s)
@@ -129,9 +133,9 @@ class Driver:
             clock=clock,
             kv_format=kv_format,
             settings=settings,
+            room=self.room,
             on_command=on_command,
         )
-        self.room = WaitingRoom(settings, clock)
         self._sink = sink
         self._tasks: asyncio.TaskGroup | None = None
         self._open: dict[RunningAnswer, Place] = {}

@@ -31,7 +31,7 @@ class DriverSettings:
     max_detached_transfers: int = 32
     """Transfers to main decode that outlive their request; of more the oldest is ended."""
     node_patience: Seconds = Seconds(10.0)
-    """How long a KV node may be away, full or without any progress before a transfer is given up."""
+    """How long a KV node may be away or without any progress before a transfer is given up."""
     line_patience: Seconds = Seconds(30.0)
     """How long a line that has something to send may deliver nothing at all. One block of a slow line may take that long."""
     max_queue_patience: Seconds = Seconds(300.0)

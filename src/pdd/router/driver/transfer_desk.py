@@ -6,9 +6,11 @@ import asyncio
 
 from pdd.core.clock import Clock
 from pdd.core.errors import LocalProtocolError
+from pdd.core.ids import NodeId
 from pdd.core.units import Bytes
 from pdd.router.driver.lines import LineBook
-from pdd.router.driver.pool import Pool
+from pdd.router.driver.pool import Pool, Worker
+from pdd.router.driver.room_line import RoomLine
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.transfers import Transfer, TransferListener, TransferSpec
 
@@ -24,6 +26,7 @@ class TransferDesk:
         self._tasks: asyncio.TaskGroup | None = None
         self._running: list[Transfer] = []
         self._detached: list[Transfer] = []
+        self._room_lines: dict[NodeId, RoomLine] = {}
         self._crossed_before = 0
 
     @property
@@ -46,7 +49,13 @@ class TransferDesk:
         if self._tasks is None:
             raise LocalProtocolError("the transfer desk is not running")
         transfer = Transfer(
-            spec, listener, pool=self._pool, lines=self._lines, clock=self._clock, settings=self._settings
+            spec,
+            listener,
+            pool=self._pool,
+            lines=self._lines,
+            room=self._room_at(spec.target),
+            clock=self._clock,
+            settings=self._settings,
         )
         self._running.append(transfer)
         self._tasks.create_task(self._run(transfer), name=f"transfer {spec.name}")
@@ -70,7 +79,15 @@ class TransferDesk:
     async def _run(self, transfer: Transfer) -> None:
         await transfer.run()
         self._running.remove(transfer)
+        self._room_at(transfer.spec.target).let_go()
         if transfer.spec.crosses_line:
             self._crossed_before += transfer.sent
         if transfer in self._detached:
             self._detached.remove(transfer)
+
+    def _room_at(self, target: Worker) -> RoomLine:
+        """Who waits for room at the target's node."""
+        node = target.node.node
+        if node not in self._room_lines:
+            self._room_lines[node] = RoomLine(retry=self._settings.node_retry)
+        return self._room_lines[node]

@@ -1,7 +1,7 @@
 """One request's KV on its way from prefill's node to a decoder's node: a standing order there, a watch here.
 
 A transfer is placed before prefill begins and outlives whatever can be outlived: a target without room is asked again, a
-node that restarted gets its watch or order anew, both within ``node_patience``. It ends READY (every block is at the
+node that restarted gets its watch or order anew, each with a patience of its own. It ends READY (every block is at the
 target, checked and leased until the transfer is released) or FAILED (it never will be; nothing is held any more).
 """
 
@@ -23,6 +23,7 @@ from pdd.kvnode.base import ReplicationOrder, ReplicationProgress, Watch
 from pdd.router.driver.lines import LineBook
 from pdd.router.driver.patience import Patience, closing_within
 from pdd.router.driver.pool import Pool, Worker
+from pdd.router.driver.room_line import RoomLine, Turn
 from pdd.router.driver.settings import DriverSettings
 
 _logger = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class Transfer:
         *,
         pool: Pool,
         lines: LineBook,
+        room: RoomLine,
         clock: Clock,
         settings: DriverSettings,
     ) -> None:
@@ -95,6 +97,7 @@ class Transfer:
         self._listener = listener
         self._pool = pool
         self._lines = lines
+        self._room = room
         self._clock = clock
         self._settings = settings
         self._detached = False
@@ -102,6 +105,7 @@ class Transfer:
         self._tasks: asyncio.TaskGroup | None = None
         self._prefilled = asyncio.Event()
         self._prefilled_at: Seconds | None = None
+        self._refused_at: Seconds | None = None
         self._released = asyncio.Event()
         self._ended = asyncio.Event()
         self._evicted = asyncio.Event()
@@ -210,24 +214,48 @@ class Transfer:
     # The target -------------------------------------------------------------------------------------------------------
 
     async def _keep_watch(self) -> None:
-        patience = self._patience()
-        while not self.settled:
+        patience, turn = self._patience(), self._room.turn()
+        try:
+            while not self.settled:
+                await self._watch_in_turn(turn, patience)
+        finally:
+            turn.over()
+
+    async def _watch_in_turn(self, turn: Turn, patience: Patience) -> None:
+        """Asks for room when it is this transfer's turn, then listens to the watch for as long as it lasts."""
+        if turn.must_wait and not await self._come(turn):
+            limit = self._settings.retry_after
+            self._settle(TransferState.FAILED, CapacityExhausted(f"no room at {self._target}", retry_after_s=limit))
+            return
+        try:
+            await self._watch_once(turn, patience)
+        except CapacityExhausted:
+            turn.refused()
+        except PddError as error:
+            turn.over()
+            await self._bear(error, patience)
+
+    async def _come(self, turn: Turn) -> bool:
+        """Waits in line; False when it has waited for too long."""
+        self._change(TransferState.REFUSED)
+        self._refused_at = self._clock.now() if self._refused_at is None else self._refused_at
+        while not self._has_waited_too_long(self._refused_at):
             try:
-                await self._watch_once(patience)
-            except CapacityExhausted as error:
-                self._change(TransferState.REFUSED)
-                if self._has_begun_for(self._settings.room_patience):
-                    self._settle(TransferState.FAILED, error)
-                else:
-                    await self._bear(error, patience)
-            except PddError as error:
-                await self._bear(error, patience)
+                async with asyncio.timeout(self._settings.room_patience):
+                    await turn.come()
+                return True
+            except TimeoutError:
+                pass
+        return False
 
-    def _has_begun_for(self, time: Seconds) -> bool:
-        """Whether the first token has been out for so long: before it a client waits in line, after it for a token."""
-        return self._prefilled_at is not None and self._clock.now() - self._prefilled_at >= time
+    def _has_waited_too_long(self, since: Seconds) -> bool:
+        """Before the first token a client waits in line, as it does for its place; after it, for the next token."""
+        now, settings = self._clock.now(), self._settings
+        if self._prefilled_at is not None and now - self._prefilled_at >= settings.room_patience:
+            return True
+        return now - since >= settings.admission.max_queue_s
 
-    async def _watch_once(self, patience: Patience) -> None:
+    async def _watch_once(self, turn: Turn, patience: Patience) -> None:
         watch = Watch(
             watch=WatchId(self._next_name()), hashes=self.spec.hashes, reserve_blocks=self.spec.reserve_blocks
         )
@@ -236,9 +264,11 @@ class Transfer:
             num_ready: int | None = None
             async for readiness in readings:
                 patience.forget()
+                turn.over()
+                self._refused_at = None
                 self._take_readiness(readiness.num_ready, num_ready)
                 num_ready = readiness.num_ready
-        raise NodeFailed(f"node {self.spec.target.node.node} ended a watch")
+        raise NodeFailed(f"{self._target} ended a watch")
 
     def _take_readiness(self, num_ready: int, before: int | None) -> None:
         admitted = self.state is TransferState.REFUSED
@@ -412,6 +442,10 @@ class Transfer:
     @property
     def _is_heard(self) -> bool:
         return not self._detached and not self._released.is_set()
+
+    @property
+    def _target(self) -> str:
+        return f"node {self.spec.target.node.node}"
 
     def _next_name(self) -> str:
         self._num_placed += 1

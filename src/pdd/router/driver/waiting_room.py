@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from pdd.core.clock import Clock
-from pdd.core.errors import CapacityExhausted, TenantOverLimit, Unavailable
+from pdd.core.errors import CapacityExhausted, PddError, TenantOverLimit, Unavailable
 from pdd.core.ids import TenantId
 from pdd.core.units import Seconds
 from pdd.policy.admission import DrainRate, Entry, FairLine, RetryAdvice, ShedReason
@@ -113,6 +113,13 @@ class WaitingRoom:
         backlog = self._line.waiting_cost
         least = self._settings.retry_after
         return max(least, self._advice.wait_for(backlog)) if backlog else least
+
+    def advised(self, error: PddError) -> PddError:
+        """The same error for a client: a node or an engine that had no room does not know how long the line is."""
+        if not isinstance(error, CapacityExhausted):
+            return error
+        self._shed[ShedReason.NO_ROOM] += 1
+        return CapacityExhausted(error.message, retry_after_s=max(error.retry_after_s, self.retry_after()))
 
     def nobody_is_up(self, message: str) -> Unavailable:
         """Turns a request away because there is nobody to serve it."""
