@@ -16,14 +16,12 @@ class Mutant:
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    # Plan and calling order
     Mutant("an answer has at least one token", "if self.max_tokens < 1:", "if False:"),
     Mutant("a cap is at least one", "self.relay_cap < max(1, self.relay_floor)", "self.relay_cap < self.relay_floor"),
     Mutant("a cap is at least the floor", "self.relay_cap < max(1, self.relay_floor)", "self.relay_cap < 1"),
     Mutant("a relay starts once", "        if self._started:\n", "        if False:\n"),
     Mutant("no event before the start", "        if not self._started:\n", "        if False:\n"),
     Mutant("nothing follows the end", "        if self._finished:\n            return []\n", ""),
-    # Whose tokens
     Mutant(
         "tokens of the live attempt only",
         "if decoder is None or event.attempt != decoder.attempt:",
@@ -34,7 +32,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "return [Stop(attempt=decoder.attempt), *self._lose_decoder(decoder)]",
         "return self._lose_decoder(decoder)",
     ),
-    Mutant("main's first token releases relay's KV", "commands += self._release_relay()", "pass"),
     Mutant(
         "only main's tokens release relay's KV",
         "            if decoder.role is Role.MAIN_DECODE:\n                commands",
@@ -60,7 +57,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a capped decoder has ended", "if self.num_emitted == decoder.end:", "if False:"),
     Mutant("a short end is a loss", "        if event.finish_reason is not None:\n", "        if False:\n"),
     Mutant("the prefill that ends lets the route be asked", "return commands + self._advance()", "return commands"),
-    # What of a span is new
     Mutant("no gap before a span", "if overlap < 0 or event.first_position < 0:", "if event.first_position < 0:"),
     Mutant("no negative position", "if overlap < 0 or event.first_position < 0:", "if overlap < 0:"),
     Mutant("repeated tokens must agree", "if event.tokens[: len(repeated)] != repeated:", "if False:"),
@@ -80,7 +76,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "                return fresh\n",
     ),
     Mutant("the stop token itself is emitted", "return fresh[: index + 1]", "return fresh[:index]"),
-    # Emitting
     Mutant(
         "prefill's token is not eager",
         "if self._route is not None and decoder.role is not Role.MAIN_DECODE:",
@@ -102,24 +97,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "[Stop(attempt=event.attempt)] if event.finish_reason is None else []",
         "[]",
     ),
-    Mutant(
-        "a decoder that ended is no decoder",
-        "        self._decoder = None\n        self._handoff_asked = False\n        return stop",
-        "        self._handoff_asked = False\n        return stop",
-    ),
-    Mutant(
-        "a question dies with its decoder's end",
-        "        self._decoder = None\n        self._handoff_asked = False\n        return stop",
-        "        self._decoder = None\n        return stop",
-    ),
-    # Extends and transfers
     Mutant("extends of the live attempt only", "if extend is None or attempt != extend.attempt:", "if extend is None:"),
     Mutant("an extend ends", "        self._extend = None\n        self._num_extended", "        self._num_extended"),
     Mutant("extended tokens count", "self._num_extended = extend.num_known", "pass"),
     Mutant(
-        "after an extend main holds the prompt",
-        "self._transfers[Role.MAIN_DECODE].progress = _Progress.READY",
-        "pass",
+        "after an extend main holds the prompt", "self._transfers[Role.MAIN_DECODE].progress = _Progress.READY", "pass"
     ),
     Mutant(
         "transfers of this attempt only",
@@ -136,23 +118,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "return self.progress is not _Progress.MOVING",
         "return self.progress is _Progress.READY",
     ),
-    # Losses
     Mutant(
         "a lost extend of this attempt only",
         "if self._extend is not None and attempt == self._extend.attempt:",
         "if self._extend is not None:",
     ),
     Mutant("an extend may be lost", "if self._extend is not None and attempt == self._extend.attempt:", "if False:"),
-    Mutant(
-        "main that was lost in an extend is lost",
-        "            self._extend = None\n            self._main_lost = True\n",
-        "            self._extend = None\n",
-    ),
-    Mutant(
-        "a lost extend is over",
-        "            self._extend = None\n            self._main_lost = True\n",
-        "            self._main_lost = True\n",
-    ),
     Mutant(
         "a lost decoder of this attempt only",
         "        if decoder is None or attempt != decoder.attempt:\n            return []\n        if self._route",
@@ -162,29 +133,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("only prefill is indispensable", "if self._route is None and unavailable:", "if unavailable:"),
     Mutant("a lost prefill is not unavailable", "if self._route is None and unavailable:", "if self._route is None:"),
     Mutant(
-        "what was not started is not stopped",
-        "            self._decoder = None\n            return self._fail(",
-        "            return self._fail(",
-    ),
-    Mutant(
         "before the first token prefill starts again",
         "        if not self._emitted:\n            return self._restart_prefill()\n",
         "",
-    ),
-    Mutant(
-        "a question dies with its decoder's loss",
-        "        self._handoff_asked = False\n        if decoder.role",
-        "        if decoder.role",
-    ),
-    Mutant(
-        "a lost main is remembered",
-        "        if decoder.role is Role.MAIN_DECODE:\n            self._main_lost = True\n",
-        "",
-    ),
-    Mutant(
-        "losing another is not losing main",
-        "        if decoder.role is Role.MAIN_DECODE:\n            self._main_lost = True\n",
-        "        self._main_lost = True\n",
     ),
     Mutant(
         "a recovery remembers who was tried",
@@ -192,26 +143,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "self._recovery = _Recovery()",
     ),
     Mutant("who was lost was tried", "self._recovery.tried.add(decoder.role)", "pass"),
-    # Questions
     Mutant("a route was asked for", "        if not self._route_asked:\n", "        if False:\n"),
-    Mutant(
-        "a route question is answered once",
-        "        self._route_asked = False\n        self._route = route\n",
-        "        self._route = route\n",
-    ),
-    Mutant(
-        "only a relay needs relay's KV",
-        "if route is Route.RELAY and Role.RELAY_DECODE not in self._transfers:",
-        "if Role.RELAY_DECODE not in self._transfers:",
-    ),
-    Mutant(
-        "relay's KV is ordered once",
-        "if route is Route.RELAY and Role.RELAY_DECODE not in self._transfers:",
-        "if route is Route.RELAY:",
-    ),
-    Mutant(
-        "relay's KV is ordered", "if route is Route.RELAY and Role.RELAY_DECODE not in self._transfers:", "if False:"
-    ),
     Mutant("a hand-off was asked for", "if not self._handoff_asked or decoder is None:", "if decoder is None:"),
     Mutant(
         "a hand-off question is answered once",
@@ -230,7 +162,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "return [self._start_decode(Role.MAIN_DECODE)]",
     ),
     Mutant("rounds are counted", "self._rounds += 1", "pass"),
-    # Timers
     Mutant(
         "the reroute timer asks only if it may",
         "return self._ask_route() if self._may_reroute() else []",
@@ -239,19 +170,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("the reroute timer asks", "return self._ask_route() if self._may_reroute() else []", "return []"),
     Mutant("waiting P-MD is asked again", "        if self._may_reroute():\n", "        if False:\n"),
     Mutant("only waiting P-MD is asked again", "        if self._may_reroute():\n", "        if True:\n"),
-    Mutant(
-        "the recovery timer counts only while all wait",
-        "if self._recovery is None or not self._recovery.waiting:",
-        "if self._recovery is None:",
-    ),
-    Mutant("waiting ends", "                self._recovery.waiting = False\n", ""),
-    Mutant("all are tried again", "                self._recovery.tried.clear()\n", ""),
-    Mutant(
-        "recovery goes on after its timer",
-        "self._recovery.tried.clear()\n                return self._advance()",
-        "self._recovery.tried.clear()\n                return []",
-    ),
-    # What to do next
     Mutant(
         "nothing starts before the first token",
         "if not self._emitted or self._route_asked or self._handoff_asked:",
@@ -266,61 +184,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "a hand-off is asked once",
         "if not self._emitted or self._route_asked or self._handoff_asked:",
         "if not self._emitted or self._route_asked:",
-    ),
-    Mutant(
-        "without main others go on",
-        "        if self._main_lost and self._recovery is None:\n            self._recovery = _Recovery()\n",
-        "",
-    ),
-    Mutant(
-        "main does not hand over to itself",
-        "if decoder.role is Role.MAIN_DECODE or self._extend is not None or not self._main_may_start():",
-        "if self._extend is not None or not self._main_may_start():",
-    ),
-    Mutant(
-        "one extend at a time",
-        "if decoder.role is Role.MAIN_DECODE or self._extend is not None or not self._main_may_start():",
-        "if decoder.role is Role.MAIN_DECODE or not self._main_may_start():",
-    ),
-    Mutant(
-        "no hand-off before main is ready",
-        "if decoder.role is Role.MAIN_DECODE or self._extend is not None or not self._main_may_start():",
-        "if decoder.role is Role.MAIN_DECODE or self._extend is not None:",
-    ),
-    Mutant(
-        "a floor is for relays", "self._plan.relay_floor if self._route is Route.RELAY else 0", "self._plan.relay_floor"
-    ),
-    Mutant("a floor holds main back", "self._plan.relay_floor if self._route is Route.RELAY else 0", "0"),
-    Mutant(
-        "main waits for its KV",
-        "return main.settled and not self._main_lost and self._num_eager >= floor",
-        "return not self._main_lost and self._num_eager >= floor",
-    ),
-    Mutant(
-        "a lost main is not handed to",
-        "return main.settled and not self._main_lost and self._num_eager >= floor",
-        "return main.settled and self._num_eager >= floor",
-    ),
-    Mutant(
-        "the floor itself is enough",
-        "return main.settled and not self._main_lost and self._num_eager >= floor",
-        "return main.settled and not self._main_lost and self._num_eager > floor",
-    ),
-    Mutant(
-        "relay decode waits for its KV",
-        "return relay is not None and relay.settled and (cap is None",
-        "return relay is not None and (cap is None",
-    ),
-    Mutant("a capped relay decode does not start again", "self._num_eager < cap)", "True)"),
-    Mutant(
-        "relay decode is for route RELAY",
-        "if self._route is Route.RELAY and self._relay_may_start():",
-        "if self._relay_may_start():",
-    ),
-    Mutant(
-        "main goes first when nobody decodes",
-        "        if self._main_may_start():\n            return self._take_over()\n        if self._route is Route.RELAY",
-        "        if self._route is Route.RELAY",
     ),
     Mutant(
         "only P-MD is rerouted",
@@ -352,18 +215,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "return [*self._stop_extend(), self._start_decode(Role.MAIN_DECODE)]",
         "return [self._start_decode(Role.MAIN_DECODE)]",
     ),
-    # Recovery
-    Mutant("nobody starts while all wait", "        if recovery.waiting:\n            return []\n", ""),
     Mutant("decoders are bounded", "if self._decode_attempts >= self._plan.max_decode_attempts:", "if False:"),
     Mutant(
         "the last decoder allowed may start",
         "if self._decode_attempts >= self._plan.max_decode_attempts:",
         "if self._decode_attempts + 1 >= self._plan.max_decode_attempts:",
-    ),
-    Mutant(
-        "a ready main goes before the ladder",
-        "        if self._main_may_start():\n            return self._take_over()\n        for role",
-        "        for role",
     ),
     Mutant(
         "who was tried is not tried again", "            if role not in recovery.tried:\n", "            if True:\n"
@@ -385,18 +241,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "if recovery.rounds >= self._plan.max_recovery_rounds:",
         "if recovery.rounds + 1 >= self._plan.max_recovery_rounds:",
     ),
-    Mutant("waiting is remembered", "        recovery.waiting = True\n", ""),
-    # Arithmetic
-    Mutant(
-        "a prompt that failed to arrive is part of the gap",
-        "if main.progress is _Progress.FAILED else 0",
-        "if False else 0",
-    ),
-    Mutant(
-        "a prompt that arrived is not",
-        "if main.progress is _Progress.FAILED else 0",
-        "if main.progress is not _Progress.MOVING else 0",
-    ),
     Mutant(
         "what was extended is not in the gap",
         "missing_prompt + self.num_emitted - self._num_extended",
@@ -407,34 +251,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        self._last_attempt += 1\n        return self._last_attempt",
         "        return self._last_attempt",
     ),
-    Mutant("prefills are counted", "        self._prefill_attempts += 1\n", ""),
-    Mutant("prefills are bounded", "if self._prefill_attempts >= self._plan.max_prefill_attempts:", "if False:"),
-    Mutant(
-        "the last prefill allowed may start",
-        "if self._prefill_attempts >= self._plan.max_prefill_attempts:",
-        "if self._prefill_attempts + 1 >= self._plan.max_prefill_attempts:",
-    ),
-    Mutant(
-        "relay's KV is sent ahead only if prepared",
-        "targets = [Role.RELAY_DECODE] if self._plan.prepare_relay else []",
-        "targets = [Role.RELAY_DECODE]",
-    ),
-    Mutant(
-        "a new prefill releases the old one's transfers",
-        "return [*releases, *self._start_prefill()]",
-        "return self._start_prefill()",
-    ),
     Mutant("decoders are counted", "        self._decode_attempts += 1\n", ""),
-    Mutant(
-        "the cap is relay decode's",
-        "cap = self._plan.relay_cap if role is Role.RELAY_DECODE and self._recovery is None else None",
-        "cap = self._plan.relay_cap if self._recovery is None else None",
-    ),
-    Mutant(
-        "a recovery has no cap",
-        "cap = self._plan.relay_cap if role is Role.RELAY_DECODE and self._recovery is None else None",
-        "cap = self._plan.relay_cap if role is Role.RELAY_DECODE else None",
-    ),
     Mutant(
         "a cap limits the budget", "remaining if cap is None else min(remaining, cap - self._num_eager)", "remaining"
     ),
@@ -448,7 +265,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "remaining = self._plan.max_tokens - self.num_emitted",
         "remaining = self._plan.max_tokens",
     ),
-    # Ending
     Mutant(
         "the end stops the decoder",
         "stops: list[Command] = [] if decoder is None else [Stop(attempt=decoder.attempt)]",
@@ -503,5 +319,453 @@ MUTANTS: tuple[Mutant, ...] = (
         "a failure is the end",
         "        self._finished = True\n        return [*self._stop_engines(), *self._cancel_transfers(self._transfers), Fail",
         "        return [*self._stop_engines(), *self._cancel_transfers(self._transfers), Fail",
+    ),
+    Mutant(
+        "a decoder that ended is no decoder",
+        "        self._decoder = None\n        self._handoff_asked = False\n        return [Stop",
+        "        self._handoff_asked = False\n        return [Stop",
+    ),
+    Mutant(
+        "a question dies with its decoder's end",
+        "        self._decoder = None\n        self._handoff_asked = False\n        return [Stop",
+        "        self._decoder = None\n        return [Stop",
+    ),
+    Mutant(
+        "a capped relay decode gives its room up",
+        "release = self._release_relay() if decoder.role is Role.RELAY_DECODE else []",
+        "release: list[Command] = []",
+    ),
+    Mutant(
+        "prefill's end gives nobody's room up",
+        "release = self._release_relay() if decoder.role is Role.RELAY_DECODE else []",
+        "release = self._release_relay()",
+    ),
+    Mutant(
+        "a lost extend loses main",
+        "            return [*self._lose_main(), *self._advance()]",
+        "            return self._advance()",
+    ),
+    Mutant(
+        "a lost extend is over",
+        "            self._extend = None\n            return [*self._lose_main()",
+        "            return [*self._lose_main()",
+    ),
+    Mutant(
+        "what was not started is not stopped",
+        "            self._decoder = None\n            return self._await_prefill()",
+        "            return self._await_prefill()",
+    ),
+    Mutant(
+        "a question dies with its decoder's loss",
+        "        self._handoff_asked = False\n        self._recovery = self._recovery or",
+        "        self._recovery = self._recovery or",
+    ),
+    Mutant(
+        "a lost main is sought again",
+        "orders = self._lose_main() if decoder.role is Role.MAIN_DECODE else []",
+        "orders: list[Command] = []",
+    ),
+    Mutant(
+        "losing another is not losing main",
+        "orders = self._lose_main() if decoder.role is Role.MAIN_DECODE else []",
+        "orders = self._lose_main()",
+    ),
+    Mutant("main's losses are counted", "        self._main_losses += 1\n", ""),
+    Mutant("main's losses are bounded", "if self._main_losses <= self._plan.max_main_losses:", "if True:"),
+    Mutant(
+        "the last main allowed is sought",
+        "if self._main_losses <= self._plan.max_main_losses:",
+        "if self._main_losses < self._plan.max_main_losses:",
+    ),
+    Mutant(
+        "what a lost main held is released", "[] if old is None else [CancelReplication(attempt=old.attempt)]", "[]"
+    ),
+    Mutant(
+        "a lost main is forgotten",
+        "old = self._transfers.pop(Role.MAIN_DECODE, None)",
+        "old = self._transfers.get(Role.MAIN_DECODE)",
+    ),
+    Mutant(
+        "another main has extended nothing",
+        "self._num_extended, self._previous_gap, self._rounds = 0, None, 0",
+        "self._previous_gap, self._rounds = None, 0",
+    ),
+    Mutant(
+        "another main's gaps begin anew",
+        "self._num_extended, self._previous_gap, self._rounds = 0, None, 0",
+        "self._num_extended, self._rounds = 0, 0",
+    ),
+    Mutant(
+        "another main's rounds begin anew",
+        "self._num_extended, self._previous_gap, self._rounds = 0, None, 0",
+        "self._num_extended, self._previous_gap = 0, None",
+    ),
+    Mutant(
+        "a route question is answered once",
+        "        self._route_asked = False\n        self._route = choice.route\n",
+        "        self._route = choice.route\n",
+    ),
+    Mutant(
+        "a cap may come with the route", "self._relay_cap = max(choice.relay_cap, self._plan.relay_floor, 1)", "pass"
+    ),
+    Mutant(
+        "a chosen cap is at least the floor",
+        "max(choice.relay_cap, self._plan.relay_floor, 1)",
+        "max(choice.relay_cap, 1)",
+    ),
+    Mutant(
+        "a chosen cap is at least one",
+        "max(choice.relay_cap, self._plan.relay_floor, 1)",
+        "max(choice.relay_cap, self._plan.relay_floor)",
+    ),
+    Mutant(
+        "the plan's cap goes before the route's",
+        "if self._plan.relay_cap is None and choice.relay_cap is not None:",
+        "if choice.relay_cap is not None:",
+    ),
+    Mutant(
+        "only a relay needs relay's KV",
+        "if route is not Route.DIRECT and Role.RELAY_DECODE not in self._transfers:",
+        "if Role.RELAY_DECODE not in self._transfers:",
+    ),
+    Mutant(
+        "relay's KV is ordered once",
+        "if route is not Route.DIRECT and Role.RELAY_DECODE not in self._transfers:",
+        "if route is not Route.DIRECT:",
+    ),
+    Mutant(
+        "relay's KV is ordered",
+        "if route is not Route.DIRECT and Role.RELAY_DECODE not in self._transfers:",
+        "if False:",
+    ),
+    Mutant(
+        "main's KV is ordered when the route asks for it",
+        "if route is not Route.RELAY_ONLY and main is None:",
+        "if False:",
+    ),
+    Mutant("P-RLD needs no main", "if route is not Route.RELAY_ONLY and main is None:", "if main is None:"),
+    Mutant(
+        "main's KV is ordered once",
+        "if route is not Route.RELAY_ONLY and main is None:",
+        "if route is not Route.RELAY_ONLY:",
+    ),
+    Mutant("P-RLD demotes", "if route is Route.RELAY_ONLY and main is not None and not main.settled:", "if False:"),
+    Mutant(
+        "only P-RLD demotes",
+        "if route is Route.RELAY_ONLY and main is not None and not main.settled:",
+        "if main is not None and not main.settled:",
+    ),
+    Mutant(
+        "what has settled is not demoted",
+        "if route is Route.RELAY_ONLY and main is not None and not main.settled:",
+        "if route is Route.RELAY_ONLY and main is not None:",
+    ),
+    Mutant(
+        "a relay that got nothing is asked again",
+        "if progress is _Progress.FAILED and waits and self._route is Route.RELAY:",
+        "if False:",
+    ),
+    Mutant(
+        "a relay that got its KV is not asked again",
+        "if progress is _Progress.FAILED and waits and self._route is Route.RELAY:",
+        "if waits and self._route is Route.RELAY:",
+    ),
+    Mutant(
+        "only who waits is asked again",
+        "if progress is _Progress.FAILED and waits and self._route is Route.RELAY:",
+        "if progress is _Progress.FAILED and self._route is Route.RELAY:",
+    ),
+    Mutant(
+        "only a relay is asked again",
+        "if progress is _Progress.FAILED and waits and self._route is Route.RELAY:",
+        "if progress is _Progress.FAILED and waits:",
+    ),
+    Mutant(
+        "a recovery's relay decode starts when its KV is there",
+        "        if recovery is not None and recovery.awaited is _Awaited.RELAY_KV:\n            recovery.awaited = None\n",
+        "",
+    ),
+    Mutant(
+        "only the wait for relay's KV ends with it",
+        "if recovery is not None and recovery.awaited is _Awaited.RELAY_KV:",
+        "if recovery is not None:",
+    ),
+    Mutant(
+        "prefill is waited for",
+        "            self._prefill_awaited = False\n            return self._start_prefill()",
+        "            return []",
+    ),
+    Mutant(
+        "prefill is waited for once at a time",
+        "            self._prefill_awaited = False\n            return self._start_prefill()",
+        "            return self._start_prefill()",
+    ),
+    Mutant("waits for prefill are bounded", "if self._prefill_waits >= self._plan.max_prefill_waits:", "if False:"),
+    Mutant("waits for prefill are counted", "        self._prefill_waits += 1\n", ""),
+    Mutant(
+        "waiting ends",
+        "        recovery.awaited = None\n        return self._advance()",
+        "        return self._advance()",
+    ),
+    Mutant("all are tried again", "            recovery.tried.clear()\n", "            pass\n"),
+    Mutant("waiting for relay's KV forgets nobody", "if recovery.awaited is _Awaited.ANYBODY:", "if True:"),
+    Mutant(
+        "recovery goes on after its timer",
+        "        recovery.awaited = None\n        return self._advance()",
+        "        recovery.awaited = None\n        return []",
+    ),
+    Mutant(
+        "without main others go on",
+        "        if self._recovery is None and self._nobody_comes():\n            self._recovery = _Recovery()\n",
+        "",
+    ),
+    Mutant(
+        "main does not hand over to itself",
+        "if decoder.role is Role.MAIN_DECODE or self._extend is not None:",
+        "if self._extend is not None:",
+    ),
+    Mutant(
+        "one extend at a time",
+        "if decoder.role is Role.MAIN_DECODE or self._extend is not None:",
+        "if decoder.role is Role.MAIN_DECODE:",
+    ),
+    Mutant(
+        "no hand-off before main is ready",
+        "if not self._main_is_ready() and not self._main_is_given_up():",
+        "if False:",
+    ),
+    Mutant(
+        "a main that is given up is handed to all the same",
+        "if not self._main_is_ready() and not self._main_is_given_up():",
+        "if not self._main_is_ready():",
+    ),
+    Mutant(
+        "main is sought while another decodes",
+        "            return self._seek_main()\n        self._handoff_asked = True",
+        "            return []\n        self._handoff_asked = True",
+    ),
+    Mutant(
+        "main is sought while relay's KV is awaited",
+        "            return [self._start_decode(Role.RELAY_DECODE)]\n        return self._seek_main()",
+        "            return [self._start_decode(Role.RELAY_DECODE)]\n        return []",
+    ),
+    Mutant(
+        "main waits for its KV",
+        "main.progress is _Progress.READY and self._floor_is_reached()",
+        "self._floor_is_reached()",
+    ),
+    Mutant(
+        "the floor holds a ready main back",
+        "main.progress is _Progress.READY and self._floor_is_reached()",
+        "main.progress is _Progress.READY",
+    ),
+    Mutant(
+        "a transfer that P-RLD gave up starts nothing",
+        "main.progress is _Progress.FAILED and self._route is not Route.RELAY_ONLY",
+        "main.progress is _Progress.FAILED",
+    ),
+    Mutant(
+        "the floor holds a main back that must compute",
+        "if not self._main_has_failed() or not self._floor_is_reached():",
+        "if not self._main_has_failed():",
+    ),
+    Mutant(
+        "main computes only if its transfer failed",
+        "if not self._main_has_failed() or not self._floor_is_reached():",
+        "if not self._floor_is_reached():",
+    ),
+    Mutant(
+        "main is given up only after its resends",
+        "self._floor_is_reached() and self._resends >= self._plan.max_resends",
+        "self._floor_is_reached()",
+    ),
+    Mutant(
+        "a floor holds for a main that is given up",
+        "return self._main_has_failed() and self._floor_is_reached() and self._resends",
+        "return self._main_has_failed() and self._resends",
+    ),
+    Mutant(
+        "main that decodes is sent nothing",
+        "return self._main_has_failed() and not main_decodes and self._resends",
+        "return self._main_has_failed() and self._resends",
+    ),
+    Mutant(
+        "only what failed is sent again",
+        "return self._main_has_failed() and not main_decodes and self._resends",
+        "return not main_decodes and self._resends",
+    ),
+    Mutant(
+        "main is sought once at a time",
+        "if self._resend_awaited or not self._may_resend():",
+        "if not self._may_resend():",
+    ),
+    Mutant(
+        "main is sought only if it may be",
+        "if self._resend_awaited or not self._may_resend():",
+        "if self._resend_awaited:",
+    ),
+    Mutant("waiting to resend is remembered", "        self._resend_awaited = True\n", ""),
+    Mutant(
+        "waiting to resend ends",
+        "        self._resend_awaited = False\n        return self._resend()",
+        "        return self._resend()",
+    ),
+    Mutant(
+        "the resend timer counts only while it is awaited",
+        "        if not self._resend_awaited:\n            return []\n",
+        "",
+    ),
+    Mutant(
+        "the resend timer sends",
+        "return self._resend() if self._may_resend() else self._advance()",
+        "return self._advance()",
+    ),
+    Mutant(
+        "the resend timer sends only if it may",
+        "return self._resend() if self._may_resend() else self._advance()",
+        "return self._resend()",
+    ),
+    Mutant("resends are counted", "        self._resends += 1\n", ""),
+    Mutant(
+        "a floor is for relays",
+        "return self._route is Route.DIRECT or self._num_eager >= self._plan.relay_floor",
+        "return self._num_eager >= self._plan.relay_floor",
+    ),
+    Mutant(
+        "a floor holds main back",
+        "return self._route is Route.DIRECT or self._num_eager >= self._plan.relay_floor",
+        "return True",
+    ),
+    Mutant(
+        "the floor itself is enough",
+        "self._num_eager >= self._plan.relay_floor",
+        "self._num_eager > self._plan.relay_floor",
+    ),
+    Mutant(
+        "P-RLD has no cap",
+        "return None if self._route is Route.RELAY_ONLY or self._recovery is not None else self._relay_cap",
+        "return None if self._recovery is not None else self._relay_cap",
+    ),
+    Mutant(
+        "a recovery has no cap",
+        "return None if self._route is Route.RELAY_ONLY or self._recovery is not None else self._relay_cap",
+        "return None if self._route is Route.RELAY_ONLY else self._relay_cap",
+    ),
+    Mutant(
+        "relay decode is for relays",
+        "if self._route is not Route.DIRECT and self._relay_may_start():",
+        "if self._relay_may_start():",
+    ),
+    Mutant(
+        "main goes first when nobody decodes",
+        "        if self._main_is_ready() or self._main_must_compute():\n            return self._take_over()\n",
+        "",
+    ),
+    Mutant(
+        "main computes when nobody else comes",
+        "if self._main_is_ready() or self._main_must_compute():",
+        "if self._main_is_ready():",
+    ),
+    Mutant(
+        "nobody starts while somebody is awaited",
+        "        if recovery.awaited is not None:\n            return self._seek_main()\n",
+        "",
+    ),
+    Mutant(
+        "a ready main goes before the ladder",
+        "        if self._main_is_ready() or self._extend is not None:\n            return self._take_over()\n        if recovery",
+        "        if recovery",
+    ),
+    Mutant(
+        "an extend under way makes main the next",
+        "if self._main_is_ready() or self._extend is not None:",
+        "if self._main_is_ready():",
+    ),
+    Mutant("waiting for anybody is remembered", "        recovery.awaited = _Awaited.ANYBODY\n", ""),
+    Mutant(
+        "relay decode's KV is waited for once",
+        "recovery.relay_kv_awaited, recovery.awaited = True, _Awaited.RELAY_KV",
+        "recovery.awaited = _Awaited.RELAY_KV",
+    ),
+    Mutant(
+        "waiting for relay decode's KV is remembered",
+        "recovery.relay_kv_awaited, recovery.awaited = True, _Awaited.RELAY_KV",
+        "recovery.relay_kv_awaited = True",
+    ),
+    Mutant(
+        "who has its KV starts",
+        "if role is not Role.RELAY_DECODE or has_kv or recovery.relay_kv_awaited:",
+        "if role is not Role.RELAY_DECODE or recovery.relay_kv_awaited:",
+    ),
+    Mutant(
+        "relay decode's KV is given a moment",
+        "if role is not Role.RELAY_DECODE or has_kv or recovery.relay_kv_awaited:",
+        "if True:",
+    ),
+    Mutant(
+        "a recovery's relay decode is sent the prompt",
+        "order = [self._replicate(Role.RELAY_DECODE)] if relay is None else []",
+        "order: list[Command] = []",
+    ),
+    Mutant(
+        "what is under way to relay decode is not sent again",
+        "order = [self._replicate(Role.RELAY_DECODE)] if relay is None else []",
+        "order = [self._replicate(Role.RELAY_DECODE)]",
+    ),
+    Mutant("a prompt that failed to arrive is part of the gap", "if self._main_has_failed() else 0", "if False else 0"),
+    Mutant("a prompt that arrived is not", "if self._main_has_failed() else 0", "if True else 0"),
+    Mutant("lost prefills are counted", "        self._prefill_losses += 1\n", ""),
+    Mutant("lost prefills are bounded", "if self._prefill_losses >= self._plan.max_prefill_attempts:", "if False:"),
+    Mutant(
+        "the last prefill allowed may start",
+        "if self._prefill_losses >= self._plan.max_prefill_attempts:",
+        "if self._prefill_losses + 1 >= self._plan.max_prefill_attempts:",
+    ),
+    Mutant(
+        "only what is wanted is sent ahead",
+        "for target, is_wanted in wanted if is_wanted]",
+        "for target, is_wanted in wanted]",
+    ),
+    Mutant(
+        "a new prefill releases the old one's transfers",
+        "return [*self._release_transfers(), *self._start_prefill()]",
+        "return self._start_prefill()",
+    ),
+    Mutant(
+        "who waits for prefill holds nothing",
+        "return [*self._release_transfers(), SetTimer(timer=Timer.RECOVER",
+        "return [SetTimer(timer=Timer.RECOVER",
+    ),
+    Mutant("what was released is gone", "        self._transfers.clear()\n", ""),
+    Mutant(
+        "the cap is relay decode's", "cap = self._cap() if role is Role.RELAY_DECODE else None", "cap = self._cap()"
+    ),
+    Mutant(
+        "main's first token releases relay's KV",
+        "            if decoder.role is Role.MAIN_DECODE:\n                commands += self._release_relay()\n",
+        "",
+    ),
+    Mutant(
+        "relay decode goes before a main that must compute",
+        "return self._route is Route.DIRECT or relay is None or relay.progress is _Progress.FAILED",
+        "return True",
+    ),
+    Mutant(
+        "on P-MD nobody but main comes",
+        "return self._route is Route.DIRECT or relay is None or relay.progress is _Progress.FAILED",
+        "return relay is None or relay.progress is _Progress.FAILED",
+    ),
+    Mutant(
+        "a relay decode that got nothing does not come",
+        "return self._route is Route.DIRECT or relay is None or relay.progress is _Progress.FAILED",
+        "return self._route is Route.DIRECT or relay is None",
+    ),
+    Mutant(
+        "a relay decode that gave its room up does not come",
+        "return self._route is Route.DIRECT or relay is None or relay.progress is _Progress.FAILED",
+        "return self._route is Route.DIRECT or (relay is not None and relay.progress is _Progress.FAILED)",
+    ),
+    Mutant(
+        "relay decode waits for its KV", "return relay is not None and relay.settled\n", "return relay is not None\n"
     ),
 )

@@ -17,8 +17,8 @@ class Play:
 
     def __init__(self, m: ModuleType, **plan: Any) -> None:
         self.m = m
-        settings = {"num_prompt_tokens": 10, "max_tokens": 8, "stop_token_ids": frozenset({END}), **plan}
-        self.relay = m.Relay(m.RelayPlan(**settings))
+        self.settings = {"num_prompt_tokens": 10, "max_tokens": 8, "stop_token_ids": frozenset({END}), **plan}
+        self.relay = m.Relay(m.RelayPlan(**self.settings))
 
     def start(self, *commands: Any) -> None:
         self.same(self.relay.start(), commands)
@@ -55,6 +55,11 @@ class Play:
         self.on(self.ready(2), self.decode(4, RELAY, 1, 7))
         self.on(self.tokens(4, 1, 11), self.emit(4, RELAY, 1, 11))
 
+    def relaying_without_main(self) -> None:
+        """Relay decode goes on as attempt 4; main's transfer has failed and may not be made again."""
+        self.relaying()
+        self.on(self.failed(1), self.ask_handoff(12, None, 0))
+
     def main_decoding(self) -> None:
         """Main decode runs as attempt 4 on route P-MD and has emitted 11 at position 1."""
         self.direct()
@@ -81,8 +86,8 @@ class Play:
     def unavailable(self, attempt: int) -> Any:
         return self.m.WorkerUnavailable(attempt=attempt)
 
-    def route(self, route: Route) -> Any:
-        return self.m.RouteChosen(route=route)
+    def route(self, route: Route, relay_cap: int | None = None) -> Any:
+        return self.m.RouteChosen(route=route, relay_cap=relay_cap)
 
     def one_shot(self) -> Any:
         return self.m.HandoffChosen(mode=HandoffMode.ONE_SHOT)
@@ -106,6 +111,9 @@ class Play:
 
     def cancel(self, attempt: int) -> Any:
         return self.m.CancelReplication(attempt=attempt)
+
+    def demote(self, attempt: int) -> Any:
+        return self.m.Demote(attempt=attempt)
 
     def decode(self, attempt: int, role: Role, known: int, budget: int) -> Any:
         return self.m.StartDecode(attempt=attempt, role=role, num_known=known, max_tokens=budget)

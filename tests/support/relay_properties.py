@@ -13,7 +13,7 @@ Property = Callable[[ModuleType, Random], None]
 
 def completes(m: ModuleType, world: World) -> None:
     world.run()
-    refused = world.prefill_unavailable and not world.emitted
+    refused = world.prefills and not world.emitted
     demand(refused or isinstance(world.outcome, m.Finish), "the answer completes")
 
 

@@ -80,7 +80,7 @@ def without_a_prepared_relay_only_main_gets_the_prompt(m):
     play.start(play.replicate(1, MAIN), play.decode(2, PREFILL, 0, 1))
     play.on(play.tokens(2, 0, 10), play.emit(2, PREFILL, 0, 10), play.stop(2), play.ask_route())
     play.on(play.route(Route.RELAY), play.replicate(3, RELAY))
-    play.on(play.failed(3), play.decode(4, RELAY, 1, 7))
+    play.on(play.ready(3), play.decode(4, RELAY, 1, 7))
 
 
 def a_prefill_that_gives_the_stop_token_ends_the_answer_and_mains_transfer_goes_on(m):
@@ -221,9 +221,8 @@ def main_that_is_ready_first_decodes_at_once(m):
 
 
 def a_gap_counts_the_prompt_when_it_never_arrived(m):
-    play = Play(m)
-    play.relaying()
-    play.on(play.failed(1), play.ask_handoff(12, None, 0))
+    play = Play(m, max_resends=0)
+    play.relaying_without_main()
     play.on(play.catch_up(), play.extend(5, 2))
     play.on(play.extended(5), play.ask_handoff(0, 12, 1))
 
@@ -245,20 +244,26 @@ def a_question_dies_with_the_decoder_it_was_about(m):
     play.on(play.route(Route.RELAY))
     play.on(play.ready(2), play.decode(4, RELAY, 1, 2))
     play.on(play.ready(1), play.ask_handoff(1, None, 0))
-    play.on(play.tokens(4, 1, 11, 12), play.emit(4, RELAY, 1, 11, 12), play.stop(4), play.decode(5, MAIN, 3, 5))
+    play.on(
+        play.tokens(4, 1, 11, 12),
+        play.emit(4, RELAY, 1, 11, 12),
+        play.stop(4),
+        play.cancel(2),
+        play.decode(5, MAIN, 3, 5),
+    )
     play.refuses(play.one_shot())
 
 
 # Caps and floors ------------------------------------------------------------------------------------------------------
 
 
-def a_capped_relay_decode_waits_for_main(m):
+def a_capped_relay_decode_gives_its_room_up_and_waits_for_main(m):
     play = Play(m, relay_cap=3)
     play.prefilled()
     play.on(play.route(Route.RELAY))
     play.on(play.ready(2), play.decode(4, RELAY, 1, 3))
     play.on(play.tokens(4, 1, 11), play.emit(4, RELAY, 1, 11))
-    play.on(play.tokens(4, 2, 12, 13, finish=LENGTH), play.emit(4, RELAY, 2, 12, 13))
+    play.on(play.tokens(4, 2, 12, 13, finish=LENGTH), play.emit(4, RELAY, 2, 12, 13), play.cancel(2))
     play.on(play.fired("REROUTE"))
     play.on(play.fired("RECOVER"))
     play.on(play.ready(1), play.decode(5, MAIN, 4, 4))
@@ -278,7 +283,7 @@ def main_waits_until_the_floor_is_reached(m):
     play.on(play.ready(1))
     play.on(play.ready(2), play.decode(4, RELAY, 1, 2))
     play.on(play.tokens(4, 1, 11), play.emit(4, RELAY, 1, 11))
-    play.on(play.tokens(4, 2, 12), play.emit(4, RELAY, 2, 12), play.stop(4), play.decode(5, MAIN, 3, 5))
+    play.on(play.tokens(4, 2, 12), play.emit(4, RELAY, 2, 12), play.stop(4), play.cancel(2), play.decode(5, MAIN, 3, 5))
 
 
 def a_floor_without_a_cap_delays_the_question(m):
@@ -295,6 +300,161 @@ def a_floor_is_nothing_to_p_md(m):
     play = Play(m, relay_floor=2)
     play.direct()
     play.on(play.ready(1), play.decode(4, MAIN, 1, 7))
+
+
+def a_route_may_come_with_a_cap(m):
+    play = Play(m)
+    play.prefilled()
+    play.on(play.route(Route.RELAY, relay_cap=2))
+    play.on(play.ready(2), play.decode(4, RELAY, 1, 2))
+    play.on(play.tokens(4, 1, 11, 12, finish=LENGTH), play.emit(4, RELAY, 1, 11, 12), play.cancel(2))
+    play.on(play.ready(1), play.decode(5, MAIN, 3, 5))
+
+
+def a_cap_that_comes_with_the_route_is_at_least_the_floor_and_yields_to_the_plans(m):
+    for floor, planned, chosen, cap in [(0, None, 0, 1), (3, None, 2, 3), (3, None, 4, 4), (0, 2, 5, 2), (2, 4, 3, 4)]:
+        play = Play(m, relay_floor=floor, relay_cap=planned)
+        play.prefilled()
+        play.on(play.route(Route.RELAY, relay_cap=chosen))
+        play.on(play.ready(2), play.decode(4, RELAY, 1, cap))
+
+
+# P-RLD ----------------------------------------------------------------------------------------------------------------
+
+
+def a_request_that_stays_at_relay_decode_has_its_transfer_demoted(m):
+    play = Play(m, relay_cap=2)
+    play.prefilled()
+    play.on(play.route(Route.RELAY_ONLY, relay_cap=1), play.demote(1))
+    play.on(play.ready(2), play.decode(4, RELAY, 1, 7))
+    play.on(play.failed(1))
+    play.on(play.fired("REROUTE"))
+    play.on(play.fired("RESEND"))
+    play.on(
+        play.tokens(4, 1, 11, 12, 13, 14, 15, 16, 17, finish=LENGTH),
+        play.emit(4, RELAY, 1, 11, 12, 13, 14, 15, 16, 17),
+        play.finish(LENGTH),
+    )
+
+
+def a_demoted_transfer_that_arrives_all_the_same_is_used(m):
+    play = Play(m)
+    play.prefilled()
+    play.on(play.route(Route.RELAY_ONLY), play.demote(1))
+    play.on(play.ready(2), play.decode(4, RELAY, 1, 7))
+    play.on(play.ready(1), play.ask_handoff(1, None, 0))
+    play.on(play.one_shot(), play.stop(4), play.decode(5, MAIN, 1, 7))
+
+
+def a_floor_holds_for_who_stays_at_relay_decode(m):
+    play = Play(m, relay_floor=2)
+    play.prefilled()
+    play.on(play.route(Route.RELAY_ONLY), play.demote(1))
+    play.on(play.ready(1))
+    play.on(play.ready(2), play.decode(4, RELAY, 1, 7))
+
+
+def what_has_arrived_is_not_demoted(m):
+    play = Play(m)
+    play.prefilled()
+    play.on(play.ready(1))
+    play.on(play.route(Route.RELAY_ONLY), play.decode(4, MAIN, 1, 7))
+
+
+def nothing_is_sent_to_main_before_the_route_asks_for_it(m):
+    for route in (Route.RELAY, Route.DIRECT):
+        play = Play(m, prepare_main=False, may_reroute=False)
+        play.start(play.replicate(1, RELAY), play.decode(2, PREFILL, 0, 1))
+        play.on(play.tokens(2, 0, 10, finish=LENGTH), play.emit(2, PREFILL, 0, 10), play.ask_route())
+        play.on(play.route(route), play.replicate(3, MAIN))
+        play.on(play.ready(3), play.decode(4, MAIN, 1, 7))
+
+
+def who_stays_at_relay_decode_may_need_no_main_at_all(m):
+    play = Play(m, prepare_main=False, prepare_relay=False)
+    play.start(play.decode(1, PREFILL, 0, 1))
+    play.on(play.tokens(1, 0, 10, finish=LENGTH), play.emit(1, PREFILL, 0, 10), play.ask_route())
+    play.on(play.route(Route.RELAY_ONLY), play.replicate(2, RELAY))
+    play.on(play.failed(2), play.decode(3, RELAY, 1, 7))
+    play.on(play.lost(3), play.decode(4, PREFILL, 1, 7))
+    play.on(play.lost(4), play.decode(5, MAIN, 1, 7))
+    play.on(play.answer_complete(), play.stop(5), play.finish(STOP))
+
+
+# A transfer that fails ------------------------------------------------------------------------------------------------
+
+
+def a_relay_whose_kv_never_came_is_asked_for_its_route_again(m):
+    play = Play(m)
+    play.prefilled()
+    play.on(play.route(Route.RELAY))
+    play.on(play.failed(2), play.ask_route())
+    play.on(play.ready(2))
+    play.on(play.route(Route.DIRECT), play.timer("REROUTE", 0.25))
+    play.on(play.ready(1), play.decode(4, MAIN, 1, 7))
+    play = Play(m)
+    play.prefilled()
+    play.on(play.failed(2))
+    play.on(play.route(Route.RELAY), play.decode(4, RELAY, 1, 7))
+    play.on(play.ready(2))
+
+
+def main_is_sent_the_prompt_again_while_relay_decode_goes_on(m):
+    play = Play(m, resend_delay=0.5, max_resends=2)
+    play.relaying()
+    play.on(play.failed(1), play.timer("RESEND", 0.5))
+    play.on(play.tokens(4, 2, 12), play.emit(4, RELAY, 2, 12))
+    play.on(play.fired("RESEND"), play.replicate(5, MAIN))
+    play.on(play.fired("RESEND"))
+    play.on(play.ready(1))
+    play.on(play.failed(5), play.timer("RESEND", 0.5))
+    play.on(play.fired("RESEND"), play.replicate(6, MAIN))
+    play.on(play.ready(6), play.ask_handoff(3, None, 0))
+
+
+def main_that_was_sent_the_prompt_often_enough_computes_it(m):
+    play = Play(m, max_resends=1)
+    play.relaying()
+    play.on(play.failed(1), play.timer("RESEND", 2.0))
+    play.on(play.fired("RESEND"), play.replicate(5, MAIN))
+    play.on(play.failed(5), play.ask_handoff(12, None, 0))
+    play.on(play.one_shot(), play.stop(4), play.decode(6, MAIN, 2, 6))
+    play.on(play.fired("RESEND"))
+    play.on(play.tokens(6, 2, 12), play.emit(6, MAIN, 2, 12), play.cancel(2))
+    play.on(play.fired("RESEND"))
+
+
+def a_relay_that_waits_for_its_kv_sends_main_the_prompt_again(m):
+    play = Play(m)
+    play.prefilled()
+    play.on(play.failed(1))
+    play.on(play.route(Route.RELAY), play.timer("RESEND", 2.0))
+    play.on(play.fired("RESEND"), play.replicate(4, MAIN))
+    play.on(play.ready(2), play.decode(5, RELAY, 1, 7))
+
+
+def a_capped_relay_whose_main_got_nothing_lets_main_compute(m):
+    play = Play(m, relay_cap=2)
+    play.prefilled()
+    play.on(play.route(Route.RELAY))
+    play.on(play.ready(2), play.decode(4, RELAY, 1, 2))
+    play.on(play.failed(1), play.timer("RESEND", 2.0))
+    play.on(
+        play.tokens(4, 1, 11, 12, finish=LENGTH),
+        play.emit(4, RELAY, 1, 11, 12),
+        play.cancel(2),
+        play.decode(5, MAIN, 3, 5),
+    )
+    play.on(play.fired("RESEND"))
+
+
+def when_both_transfers_fail_main_computes(m):
+    play = Play(m)
+    play.prefilled()
+    play.on(play.route(Route.RELAY))
+    play.on(play.failed(1), play.timer("RESEND", 2.0))
+    play.on(play.failed(2), play.ask_route())
+    play.on(play.route(Route.RELAY), play.decode(4, MAIN, 1, 7))
 
 
 # P-RLD-MD, catch-up ---------------------------------------------------------------------------------------------------
@@ -341,6 +501,7 @@ def a_cap_reached_during_an_extend_lets_main_take_over(m):
     play.on(
         play.tokens(4, 1, 11, 12, finish=LENGTH),
         play.emit(4, RELAY, 1, 11, 12),
+        play.cancel(2),
         play.stop(5),
         play.decode(6, MAIN, 3, 5),
     )
@@ -374,7 +535,7 @@ def a_burst_past_the_cap_is_cut_and_its_finish_is_not_the_answers(m):
     play.prefilled()
     play.on(play.route(Route.RELAY))
     play.on(play.ready(2), play.decode(4, RELAY, 1, 2))
-    play.on(play.tokens(4, 1, 11, 12, 13, END, finish=STOP), play.emit(4, RELAY, 1, 11, 12))
+    play.on(play.tokens(4, 1, 11, 12, 13, END, finish=STOP), play.emit(4, RELAY, 1, 11, 12), play.cancel(2))
     play.on(play.ready(1), play.decode(5, MAIN, 3, 5))
 
 
@@ -407,7 +568,7 @@ def an_empty_span_after_the_last_token_changes_nothing(m):
     play.prefilled()
     play.on(play.route(Route.RELAY))
     play.on(play.ready(2), play.decode(4, RELAY, 1, 1))
-    play.on(play.tokens(4, 1, 11), play.emit(4, RELAY, 1, 11), play.stop(4))
+    play.on(play.tokens(4, 1, 11), play.emit(4, RELAY, 1, 11), play.stop(4), play.cancel(2))
     play.on(play.tokens(4, 2, finish=LENGTH))
 
 
@@ -422,9 +583,8 @@ def a_client_that_leaves_cancels_everything_at_every_moment(m):
     play.prefilled()
     play.on(play.client_left(), play.cancel(1), play.cancel(2), play.finish(None))
     play.on(play.route(Route.RELAY))
-    play = Play(m)
-    play.relaying()
-    play.on(play.failed(1), play.ask_handoff(12, None, 0))
+    play = Play(m, max_resends=0)
+    play.relaying_without_main()
     play.on(play.catch_up(), play.extend(5, 2))
     play.on(play.client_left(), play.stop(4), play.stop(5), play.finish(None))
     play = Play(m)
@@ -470,11 +630,25 @@ SCRIPTS: tuple[Script, ...] = (
     a_gap_counts_the_prompt_when_it_never_arrived,
     relay_decode_that_finishes_first_leaves_mains_transfer_going,
     a_question_dies_with_the_decoder_it_was_about,
-    a_capped_relay_decode_waits_for_main,
+    a_capped_relay_decode_gives_its_room_up_and_waits_for_main,
+    a_route_may_come_with_a_cap,
+    a_cap_that_comes_with_the_route_is_at_least_the_floor_and_yields_to_the_plans,
     a_cap_beyond_the_answer_changes_nothing,
     main_waits_until_the_floor_is_reached,
     a_floor_without_a_cap_delays_the_question,
     a_floor_is_nothing_to_p_md,
+    a_request_that_stays_at_relay_decode_has_its_transfer_demoted,
+    a_demoted_transfer_that_arrives_all_the_same_is_used,
+    a_floor_holds_for_who_stays_at_relay_decode,
+    what_has_arrived_is_not_demoted,
+    nothing_is_sent_to_main_before_the_route_asks_for_it,
+    who_stays_at_relay_decode_may_need_no_main_at_all,
+    a_relay_whose_kv_never_came_is_asked_for_its_route_again,
+    main_is_sent_the_prompt_again_while_relay_decode_goes_on,
+    main_that_was_sent_the_prompt_often_enough_computes_it,
+    a_relay_that_waits_for_its_kv_sends_main_the_prompt_again,
+    a_capped_relay_whose_main_got_nothing_lets_main_compute,
+    when_both_transfers_fail_main_computes,
     *(catch_up_with(rounds) for rounds in (1, 2, 3)),
     relay_decode_that_finishes_during_an_extend_stops_it,
     a_cap_reached_during_an_extend_lets_main_take_over,

@@ -103,7 +103,10 @@ class World(Referee):
         if question.kind == "route":
             pinned = self.route if not self.plan["may_reroute"] else self.random.choice([self.route, *Route])
             self.chosen_route = pinned
-            self.feed(self.m.RouteChosen(route=pinned))
+            cap = self.random.choice([None, None, 1, 6])
+            if self.plan["relay_cap"] is None and cap is not None:
+                self.relay_cap = max(cap, self.plan["relay_floor"])
+            self.feed(self.m.RouteChosen(route=pinned, relay_cap=cap))
         else:
             mode = self.handoff or self.random.choice(list(HandoffMode))
             if self.rounds > 6:
@@ -138,7 +141,9 @@ class World(Referee):
         elif engine.is_extend:
             engine.alive = False
             self.num_extended = engine.known
-            self.main_transfer().state = "ready"
+            main = self.main_transfer()
+            assert main is not None
+            main.state = "ready"
             self.feed(self.m.Extended(attempt=engine.attempt))
         elif self.weather.completing and self.random.random() < self.weather.completing:
             self.stop_short(engine)
@@ -201,11 +206,9 @@ class World(Referee):
 
     def lose(self, engine: Engine, kind: Any) -> None:
         engine.alive = False
-        if kind is self.m.WorkerUnavailable and not self.emitted:
-            self.prefill_unavailable = True
+        self.prefill_awaited = kind is self.m.WorkerUnavailable and not self.emitted
         self.note_loss(engine)
         self.feed(kind(attempt=engine.attempt))
-        demand(self.over or not self.prefill_unavailable, "without any prefill it is over")
 
     def span(self, engine: Engine, count: int, finish: FinishReason | None) -> Any:
         """``count`` tokens of the true answer from where the engine is, sometimes with some that it sent before."""
@@ -254,13 +257,22 @@ class World(Referee):
         if failing:
             self.faults_left -= 1
         transfer.state = "failed" if failing else "ready"
+        waits = self.live_decoder() is None and self.chosen_route is Route.RELAY and not self.recovering
+        self.relay_kv_failed = failing and transfer.target is Role.RELAY_DECODE and waits
+        if transfer.target is Role.RELAY_DECODE and self.relay_kv_waited_for and self.lost_roles != set(Role):
+            self.recovery_waits = False
         kind = self.m.TransferFailed if failing else self.m.TransferReady
         self.feed(kind(attempt=transfer.attempt))
+        self.relay_kv_failed = False
 
     def fire(self, timer: Any) -> None:
         self.timers.discard(timer)
+        self.resend_due = timer is self.m.Timer.RESEND
         if timer is self.m.Timer.RECOVER:
-            self.lost_roles.clear()
+            self.prefill_awaited = False
+            if self.recovery_waits and self.lost_roles == set(Role):
+                self.lost_roles.clear()
+            self.recovery_waits = False
             self.blackout = max(0, self.blackout - 1)
         self.feed(self.m.TimerFired(timer=timer))
 
@@ -284,7 +296,7 @@ class World(Referee):
         timer = self.random.choice(list(self.m.Timer))
         if timer in self.timers:
             self.fire(timer)
-        elif timer is self.m.Timer.RECOVER or not self.may_ask_route_again():
+        elif timer is not self.m.Timer.REROUTE or not self.may_ask_route_again():
             self.ignored(self.m.TimerFired(timer=timer))
 
     def hostile_event(self) -> Any:
@@ -292,7 +304,9 @@ class World(Referee):
         if self.past and random.random() < 0.5:
             return random.choice(self.past)
         if random.random() < 0.3:
-            return random.choice([m.TransferReady, m.TransferFailed])(attempt=random.choice(list(self.transfers)))
+            return random.choice([m.TransferReady, m.TransferFailed])(
+                attempt=random.choice(list(self.transfers) or [1])
+            )
         attempt = random.randint(-1, max(self.used) + 2)
         kinds = [m.WorkerLost, m.WorkerUnavailable, m.Extended, m.TransferReady, m.TransferFailed]
         if random.random() < 0.6:
@@ -338,13 +352,18 @@ def random_world(m: ModuleType, random: Random, weather: Weather, **pinned: Any)
     plan = {
         "max_tokens": random.choice([1, 2, 5, 17, 40]),
         "stop_token_ids": frozenset(range(0, VOCABULARY, random.choice([15, 60, 2000]))) - {0},
+        "prepare_main": random.random() < 0.9,
         "prepare_relay": random.random() < 0.8,
         "may_reroute": random.random() < 0.6,
         "relay_cap": None if cap is None else max(cap, floor),
         "relay_floor": floor,
         "reroute_interval": 0.25,
         "recovery_delay": 1.5,
+        "resend_delay": 0.75,
         "max_prefill_attempts": random.choice([1, 3]),
+        "max_prefill_waits": random.choice([0, 2]),
+        "max_main_losses": random.choice([0, 1, 3]),
+        "max_resends": random.choice([0, 2]),
         "max_recovery_rounds": 15,
         "max_decode_attempts": 64,
     }

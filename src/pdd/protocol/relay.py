@@ -466,7 +466,7 @@ class Relay:
         if fresh:
             commands.append(self._emit(decoder, fresh))
             if decoder.role is Role.MAIN_DECODE:
-                commands += self._main_has_begun()
+                commands += self._release_relay()
         if fresh and fresh[-1] in self._plan.stop_token_ids:
             return commands + self._end_answer(event, FinishReason.STOP)
         if event.finish_reason is FinishReason.STOP and event.end_position == self.num_emitted:
@@ -503,13 +503,6 @@ class Relay:
         self._emitted.extend(tokens)
         self._recovery = None
         return emit
-
-    def _main_has_begun(self) -> list[Command]:
-        """It holds the prompt now, whatever became of the transfer; what relay decode's node holds is wanted by others."""
-        main = self._transfers.get(Role.MAIN_DECODE)
-        if main is not None and main.progress is _Progress.FAILED:
-            main.progress = _Progress.READY
-        return self._release_relay()
 
     def _end_answer(self, event: TokensDecoded, reason: FinishReason) -> list[Command]:
         return [*self._end_decoder(event), *self._finish(reason)]
@@ -629,10 +622,15 @@ class Relay:
             case Timer.RECOVER:
                 return self._on_recovery_due()
             case Timer.RESEND:
-                self._resend_awaited = False
-                return self._resend() if self._may_resend() else self._advance()
+                return self._on_resend_due()
             case _:
                 assert_never(timer)
+
+    def _on_resend_due(self) -> list[Command]:
+        if not self._resend_awaited:
+            return []
+        self._resend_awaited = False
+        return self._resend() if self._may_resend() else self._advance()
 
     def _on_recovery_due(self) -> list[Command]:
         if self._prefill_awaited:
@@ -687,8 +685,7 @@ class Relay:
         if not self._main_has_failed() or not self._floor_is_reached():
             return False
         relay = self._transfers.get(Role.RELAY_DECODE)
-        relay_comes = relay is not None and relay.progress is not _Progress.FAILED and not self._cap_is_reached()
-        return self._route is Route.DIRECT or not relay_comes
+        return self._route is Route.DIRECT or relay is None or relay.progress is _Progress.FAILED
 
     def _main_is_given_up(self) -> bool:
         """Its KV was sent often enough: it has to compute the prompt, while another goes on or at once."""
@@ -716,18 +713,13 @@ class Relay:
         """Only a relay that main decode takes over from is cut short."""
         return None if self._route is Route.RELAY_ONLY or self._recovery is not None else self._relay_cap
 
-    def _cap_is_reached(self) -> bool:
-        cap = self._cap()
-        return cap is not None and self._num_eager >= cap
-
     def _nobody_comes(self) -> bool:
         """Main decode was lost too often, and relay decode has given what it might."""
-        relay_comes = Role.RELAY_DECODE in self._transfers and not self._cap_is_reached()
-        return Role.MAIN_DECODE not in self._transfers and not relay_comes
+        return Role.MAIN_DECODE not in self._transfers and Role.RELAY_DECODE not in self._transfers
 
     def _relay_may_start(self) -> bool:
         relay = self._transfers.get(Role.RELAY_DECODE)
-        return relay is not None and relay.settled and not self._cap_is_reached()
+        return relay is not None and relay.settled
 
     def _may_reroute(self) -> bool:
         """The client still waits for main decode's KV on route P-MD, and nobody is being asked already."""
@@ -743,7 +735,6 @@ class Relay:
         if self._decode_attempts >= self._plan.max_decode_attempts:
             return self._fail("too many decoders were lost")
         if self._main_is_ready() or self._extend is not None:
-            recovery.awaited = None
             return self._take_over()
         if recovery.awaited is not None:
             return self._seek_main()

@@ -1,12 +1,13 @@
 import pytest
 
 from pdd.core.request import HandoffMode
-from pdd.policy.handoff import HandoffView, choose_handoff
+from pdd.core.topology import HandoffRule
+from pdd.policy.handoff import MIN_CAP_TOKENS, HandoffView, choose_handoff, choose_relay_cap
 
 ONE_SHOT, CATCH_UP = HandoffMode.ONE_SHOT, HandoffMode.CATCH_UP
 
 
-def _choose(gap, previous_gap=None, rounds=0, threshold_tokens=64, max_rounds=3):
+def _choose(gap, previous_gap=None, rounds=0, threshold_tokens=64, max_rounds=3, **rest):
     return choose_handoff(
         HandoffView(
             gap=gap,
@@ -14,6 +15,7 @@ def _choose(gap, previous_gap=None, rounds=0, threshold_tokens=64, max_rounds=3)
             rounds=rounds,
             threshold_tokens=threshold_tokens,
             max_rounds=max_rounds,
+            **rest,
         )
     )
 
@@ -45,3 +47,31 @@ def test_a_threshold_of_nothing_still_ends_after_the_rounds():
 
 def test_no_rounds_allowed_means_one_shot():
     assert _choose(500, max_rounds=0) is ONE_SHOT
+
+
+@pytest.mark.parametrize(("load", "mode"), [(0.0, CATCH_UP), (0.75, CATCH_UP), (0.76, ONE_SHOT), (1.5, ONE_SHOT)])
+def test_a_busy_relay_decode_is_released_at_once(load, mode):
+    assert _choose(500, relay_load=load, one_shot_load=0.75) is mode
+
+
+def test_the_rivals_ask_for_no_load():
+    busy = {"relay_load": 1.0, "one_shot_load": 0.75}
+    assert _choose(500, rule=HandoffRule.CATCH_UP, **busy) is CATCH_UP
+    assert _choose(10, rule=HandoffRule.CATCH_UP, **busy) is ONE_SHOT
+    assert _choose(500, rule=HandoffRule.ONE_SHOT) is ONE_SHOT
+
+
+def _cap(wait=10.0, itl=0.02, load=0.9):
+    return choose_relay_cap(predicted_wait=wait, itl=itl, relay_load=load, one_shot_load=0.75)
+
+
+def test_a_relay_is_cut_short_only_while_room_is_short():
+    assert (_cap(load=0.75), _cap(load=0.76)) == (None, 1000)
+
+
+def test_a_relay_may_always_give_a_few_tokens():
+    assert _cap(wait=0.01) == MIN_CAP_TOKENS
+
+
+def test_a_relay_of_unknown_length_or_pace_has_no_cap():
+    assert (_cap(wait=None), _cap(itl=None)) == (None, None)

@@ -1,19 +1,25 @@
 import pytest
 
 from pdd.core.request import Route
-from pdd.policy.route import RouteView, choose_route
+from pdd.core.topology import RouteRule
+from pdd.policy.route import RouteView, choose_route, priced_threshold, should_prepare_relay
 
 
-def _choose(**changes):
+def _view(**changes):
     view = {
         "missing": 10_000_000,
         "backlog": 10_000_000,
+        "num_others": 1,
         "rate": 2_500_000.0,
         "prompt_bytes": 28_000_000,
         "relay_available": True,
         "threshold": 2.0,
     }
-    return choose_route(RouteView(**{**view, **changes}))
+    return RouteView(**{**view, **changes})
+
+
+def _choose(**changes):
+    return choose_route(_view(**changes))
 
 
 def test_a_long_wait_relays_and_says_why():
@@ -34,8 +40,8 @@ def test_a_relay_pays_only_above_the_threshold(missing, route):
 
 
 def test_without_relay_decode_there_is_no_choice():
-    choice = _choose(relay_available=False)
-    assert (choice.route, choice.predicted_wait) == (Route.DIRECT, None)
+    choice = _choose(relay_available=False, main_available=False)
+    assert (choice.route, choice.predicted_wait) == (Route.DIRECT, 4.0)
 
 
 def test_a_full_hit_goes_to_main_even_over_a_line_of_unknown_rate():
@@ -64,3 +70,68 @@ def test_a_line_that_stands_still_relays():
 def test_other_requests_bytes_count():
     assert _choose(missing=4_000_000, backlog=4_000_000).route is Route.DIRECT
     assert _choose(missing=4_000_000, backlog=9_000_000).route is Route.RELAY
+
+
+def test_every_other_transfer_takes_its_share_of_the_line():
+    assert _choose(missing=2_000_000, backlog=20_000_000, num_others=1).predicted_wait == pytest.approx(1.6)
+    assert _choose(missing=2_000_000, backlog=20_000_000, num_others=5).predicted_wait == pytest.approx(4.8)
+
+
+@pytest.mark.parametrize(("load", "threshold"), [(0.0, 2.0), (0.5, 4.0), (0.75, 8.0), (1.0, None), (1.2, None)])
+def test_a_place_at_relay_decode_costs_more_the_fewer_are_left(load, threshold):
+    assert priced_threshold(_view(relay_load=load)) == threshold
+
+
+def test_those_that_gain_most_relay_when_relay_decode_is_short_of_room():
+    assert _choose(relay_load=0.4).route is Route.RELAY
+    assert _choose(relay_load=0.6).route is Route.DIRECT
+    assert _choose(relay_load=0.6, missing=20_000_000, backlog=20_000_000).route is Route.RELAY
+
+
+@pytest.mark.parametrize("rate", [0.0, None])
+def test_a_full_relay_decode_takes_nobody(rate):
+    choice = _choose(relay_load=1.0, rate=rate)
+    assert (choice.route, choice.reason) == (Route.DIRECT, "relay decode is full")
+
+
+@pytest.mark.parametrize(("missing", "route"), [(6_250_000, Route.DIRECT), (6_250_001, Route.RELAY)])
+def test_who_was_told_to_wait_turns_only_when_things_got_clearly_worse(missing, route):
+    assert _choose(missing=missing, backlog=missing, turning=True).route is route
+
+
+def test_without_main_decode_cluster_a_serves_alone():
+    choice = _choose(main_available=False, missing=0)
+    assert (choice.route, choice.reason) == (Route.RELAY, "no main decode worker is available")
+
+
+@pytest.mark.parametrize(("hit_rate", "route"), [(0.0, Route.RELAY), (0.89, Route.RELAY), (0.9, Route.DIRECT)])
+def test_by_the_rival_rule_the_hit_rate_alone_decides(hit_rate, route):
+    for missing in (0, 10_000_000):
+        assert _choose(rule=RouteRule.HIT_RATE, hit_rate=hit_rate, missing=missing).route is route
+
+
+def test_by_the_rule_direct_nobody_relays():
+    choice = _choose(rule=RouteRule.DIRECT)
+    assert (choice.route, choice.predicted_wait) == (Route.DIRECT, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "prepared"),
+    [
+        ({}, True),
+        ({"missing": 2_500_001, "backlog": 2_500_001}, True),
+        ({"missing": 2_500_000, "backlog": 2_500_000}, False),
+        ({"missing": 2_600_000, "backlog": 2_600_000, "relay_load": 0.5}, False),
+        ({"missing": 0}, False),
+        ({"rate": None}, True),
+        ({"rate": None, "relay_load": 1.0}, False),
+        ({"relay_available": False, "main_available": False}, False),
+        ({"missing": 0, "main_available": False}, True),
+        ({"rule": RouteRule.DIRECT}, False),
+        ({"rule": RouteRule.RELAY_ONLY}, True),
+        ({"rule": RouteRule.HIT_RATE, "hit_rate": 0.8, "missing": 0}, True),
+        ({"rule": RouteRule.HIT_RATE, "hit_rate": 0.9}, False),
+    ],
+)
+def test_relay_decode_gets_the_prompt_ahead_if_a_relay_is_likely(changes, prepared):
+    assert should_prepare_relay(_view(**changes)) is prepared

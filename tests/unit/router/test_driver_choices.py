@@ -3,25 +3,26 @@ from __future__ import annotations
 import pytest
 
 from pdd.core.request import HandoffMode, Route
-from pdd.core.topology import PolicyTable
+from pdd.core.topology import HandoffRule, PolicyTable
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.policy.route import RouteView
 from pdd.protocol.relay import AskHandoff, RelayPlan
 from pdd.router.base import Steering
 from pdd.router.driver.choices import decide_handoff, decide_route, plan_relay
-from tests.support.worlds import make_request
+from tests.support.worlds import SETTINGS, make_request
 
 POLICY = PolicyTable()
 
 
 def plan(steering: Steering, *, relay_up: bool = True) -> RelayPlan:
-    return plan_relay(make_request(steering=steering), relay_up=relay_up, policy=POLICY, recovery_delay=Seconds(1.0))
+    return plan_relay(make_request(steering=steering), prepare_relay=relay_up, settings=SETTINGS)
 
 
 def view(*, seconds: float, relay_available: bool = True) -> RouteView:
     return RouteView(
         missing=Bytes(int(seconds * 1000)),
         backlog=Bytes(0),
+        num_others=0,
         rate=BytesPerSecond(1000.0),
         prompt_bytes=Bytes(100_000),
         relay_available=relay_available,
@@ -91,3 +92,12 @@ def test_even_a_pinned_catch_up_ends() -> None:
     assert decide_handoff(pinned, ask(0, previous=40, rounds=1), POLICY) is HandoffMode.ONE_SHOT
     assert decide_handoff(pinned, ask(4, previous=40, rounds=3), POLICY) is HandoffMode.ONE_SHOT
     assert decide_handoff(pinned, ask(4, previous=40, rounds=2), POLICY) is HandoffMode.CATCH_UP
+
+
+def test_the_hand_off_follows_relay_decodes_load_unless_it_is_pinned() -> None:
+    assert decide_handoff(Steering(), ask(65), POLICY, relay_load=0.8) is HandoffMode.ONE_SHOT
+    pinned = Steering(handoff=HandoffMode.CATCH_UP)
+    assert decide_handoff(pinned, ask(65), POLICY, relay_load=0.8) is HandoffMode.CATCH_UP
+    rival = PolicyTable(handoff=HandoffRule.ONE_SHOT)
+    assert decide_handoff(pinned, ask(65), rival) is HandoffMode.CATCH_UP
+    assert decide_handoff(Steering(), ask(65), rival) is HandoffMode.ONE_SHOT

@@ -1,0 +1,29 @@
+import pytest
+
+from pdd.policy.lengths import MIN_ANSWERS, WINDOW, OutputLengths
+
+
+def _lengths(*tokens):
+    lengths = OutputLengths()
+    for number in tokens:
+        lengths.add(number)
+    return lengths
+
+
+def test_a_few_answers_say_nothing_about_the_next():
+    assert _lengths(*[5] * (MIN_ANSWERS - 1)).likely(1000) == 1000
+    assert _lengths(*[5] * MIN_ANSWERS).likely(1000) == 5
+
+
+def test_the_likely_length_is_one_that_most_answers_stay_below():
+    assert _lengths(*range(1, 101)).likely(1000) == pytest.approx(90, abs=1)
+
+
+def test_no_answer_is_longer_than_what_was_asked_for():
+    assert _lengths(*[500] * 50).likely(20) == 20
+
+
+def test_what_is_long_past_is_forgotten():
+    lengths = _lengths(*[900] * WINDOW, *[10] * WINDOW)
+    assert lengths.likely(1000) == 10
+    assert _lengths(*[900] * WINDOW, *[10] * (WINDOW - 60)).likely(1000) == 900
