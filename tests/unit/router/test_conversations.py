@@ -325,6 +325,40 @@ def test_a_node_that_hangs_keeps_nobody_else_waiting_and_hears_it_later() -> Non
     stage.play(scene)
 
 
+def test_a_node_that_hung_hears_of_every_pin_that_was_dropped_meanwhile() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        stage.turn(blocks(1))
+        stage.turn(blocks(2))
+        await stage.settle()
+        stage.main.hangs = True
+        stage.turn(blocks(3))
+        await asyncio.sleep(TTL + 1.0)
+        assert stage.all.num_live == 0
+        stage.main.hangs = False
+        await asyncio.sleep(5.0)
+        assert stage.main.pins == {}
+
+    stage.play(scene)
+
+
+def test_what_a_node_never_heard_of_need_not_be_taken_back() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        stage.main.fails = True
+        for number in range(50):
+            stage.turn(blocks(number))
+        await asyncio.sleep(TTL + 1.0)
+        assert stage.all.num_live == 0
+        stage.main.fails = False
+        await asyncio.sleep(5.0)
+        assert len(stage.main.told) <= 1
+
+    stage.play(scene)
+
+
 def test_a_connection_that_was_lost_unnoticed_is_made_up_for_at_the_next_word() -> None:
     stage = Stage()
 

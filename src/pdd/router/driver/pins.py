@@ -47,7 +47,7 @@ class PinBoard:
 
 
 class _NodePins:
-    """``_due`` are the names about which the node has yet to be told, in order."""
+    """``_due`` are the names about which the node has yet to be told, in order; ``_told`` those that it may know."""
 
     def __init__(self, node: NodeClient, pool: Pool, settings: DriverSettings, clock: Clock) -> None:
         self._node = node
@@ -56,6 +56,7 @@ class _NodePins:
         self._clock = clock
         self._wanted: dict[PinId, Pin] = {}
         self._due: dict[PinId, None] = {}
+        self._told: dict[PinId, None] = {}
         self._changed = asyncio.Event()
         self._num_returns = 0
 
@@ -68,8 +69,12 @@ class _NodePins:
         self._note(pin.pin)
 
     def drop(self, pin: PinId) -> None:
-        if self._wanted.pop(pin, None) is not None:
+        if self._wanted.pop(pin, None) is None:
+            return
+        if pin in self._told:
             self._note(pin)
+        else:
+            self._due.pop(pin, None)
 
     def _note(self, pin: PinId) -> None:
         self._due[pin] = None
@@ -94,12 +99,14 @@ class _NodePins:
                 await self._tell(name)
         except (PddError, TimeoutError) as error:
             _logger.debug("pin_not_told node=%s reason=%s", self._node.node, error)
-            self._due = dict.fromkeys((name, *self._wanted))
+            self._due = dict.fromkeys((name, *self._due, *self._wanted))
             await self._clock.sleep(self._health.interval_s)
 
     async def _tell(self, name: PinId) -> None:
         pin = self._wanted.get(name)
         if pin is None:
             await self._node.unpin(name)
+            self._told.pop(name, None)
         else:
+            self._told[name] = None
             await self._node.pin(pin)
