@@ -215,7 +215,10 @@ class _Stage:
         driver = world.driver
         while driver.num_transfers:  # noqa: ASYNC110 - on virtual time asking again costs nothing
             await asyncio.sleep(0.5)
-        await asyncio.sleep(self._scene.topology.router.policy.conversation_ttl_s + 30.0)
+        await asyncio.sleep(self._scene.topology.router.policy.conversation_ttl_s + 1.0)
+        num_live = driver.conversations.num_live
+        self._expect_none(f"{num_live} conversations live", num_live)
+        await asyncio.sleep(30.0)  # whatever a slow line carries lands, and nodes hear that nothing is pinned any more
         self._expect_none(f"the driver has {driver.num_open} open requests", driver.num_open)
         for status in driver.pool.status():
             self._expect_none(f"{status.running} seats at {status.worker} are taken", status.running)

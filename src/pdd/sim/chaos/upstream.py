@@ -215,8 +215,8 @@ class FaultyNode:
 
     async def pin(self, pin: Pin) -> None:
         """See ``NodeClient.pin``."""
+        self._pins[pin.pin] = None  # even if the answer is lost, the node may have heard
         await self._ask(partial(self._node.pin, pin))
-        self._pins[pin.pin] = None
 
     async def unpin(self, pin: PinId) -> None:
         """See ``NodeClient.unpin``."""

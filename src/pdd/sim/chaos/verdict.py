@@ -185,11 +185,11 @@ def _could_go_on(attempt: Attempt, scene: Scene, history: History) -> WorkerId |
 
 
 def _may_be_refused(attempt: Attempt, scene: Scene, history: History, error: Unavailable) -> bool:
-    """Where room is scarce, or prefill or everybody who decodes was broken lately."""
+    """Where room is scarce, or prefill or main decode was broken lately: without it cluster A serves some, not all."""
     if scene.is_tight and isinstance(error, CapacityExhausted):
         return True
     if scene.weather is Weather.CALM:
         return False
     since, until = attempt.opened_at - MEMORY, attempt.ended_at
     whole = {table.role for table in scene.topology.engines if history.was_whole(table.name, since, until)}
-    return Role.PREFILL not in whole or not whole & {Role.MAIN_DECODE, Role.RELAY_DECODE}
+    return not {Role.PREFILL, Role.MAIN_DECODE} <= whole

@@ -126,9 +126,13 @@ def test_nobody_is_turned_away_while_all_are_well(scene: Scene) -> None:
     assert found(attempt(error=OVER), scene) == [Wrong.TURNED_AWAY]
 
 
-@pytest.mark.parametrize("roles", [(Role.PREFILL,), (Role.MAIN_DECODE, Role.RELAY_DECODE)])
-def test_without_prefill_or_without_decoders_a_request_may_be_turned_away(scene: Scene, roles: tuple[Role]) -> None:
+@pytest.mark.parametrize("roles", [(Role.PREFILL,), (Role.MAIN_DECODE,)])
+def test_without_prefill_or_without_main_decode_a_request_may_be_turned_away(scene: Scene, roles: tuple[Role]) -> None:
     assert found(attempt(error=OVER), scene, everybody_broken(scene, *roles)) == []
+
+
+def test_without_relay_decode_all_are_served(scene: Scene) -> None:
+    assert found(attempt(error=OVER), scene, everybody_broken(scene, Role.RELAY_DECODE)) == [Wrong.TURNED_AWAY]
 
 
 def test_full_is_a_reason_only_where_room_is_scarce(scene: Scene) -> None:
