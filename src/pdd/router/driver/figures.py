@@ -11,9 +11,11 @@ def read_router(driver: Driver) -> RouterReading:
     return RouterReading(
         nodes=tuple(driver.pool.node_stats.values()),
         workers=driver.pool.status(),
+        lines=driver.lines.readings(),
         num_served=driver.room.num_running,
         num_queued=driver.room.num_waiting,
         shed=driver.room.shed,
         num_transfers=driver.num_transfers,
+        num_conversations=driver.conversations.num_live,
         wan_kv_bytes=driver.wan_kv_bytes,
     )

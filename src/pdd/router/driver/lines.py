@@ -17,6 +17,7 @@ from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.kvnode.base import ReplicationProgress
 from pdd.router.driver.pool import Worker
 from pdd.router.driver.settings import NominalRates
+from pdd.telemetry.figures import LineFigures
 
 SATURATED_AFTER = Seconds(2.0)
 """Rates are measured over about so long; a queue must have stood for all of it."""
@@ -66,6 +67,7 @@ class _Sender:
     orders: dict[OrderId, _Standing] = field(default_factory=dict[OrderId, _Standing])
     rate: BytesPerSecond | None = None
     backlog: Bytes = Bytes(0)
+    background_backlog: Bytes = Bytes(0)
     saturated_since: Seconds | None = None
     num_due: int = 0
     num_open: int = 0
@@ -78,6 +80,7 @@ class _Sender:
         standing = _Standing(progress.num_acknowledged, due=waits and all_there and normal, open=waits and normal)
         before = self._replace(progress.order, standing)
         self.rate, self.backlog = progress.rate, progress.backlog
+        self.background_backlog = progress.background_backlog
         queued = progress.rate is not None and progress.backlog >= progress.rate * QUEUE_WORTH
         self.saturated_since = (now if self.saturated_since is None else self.saturated_since) if queued else None
         return progress.num_acknowledged - before.num_acknowledged
@@ -189,6 +192,24 @@ class LineBook:
             measured_rate=measured,
             backlog=Bytes(sum(sender.backlog for sender in line.senders.values())),
             num_orders=sum(sender.num_open for sender in line.senders.values()),
+        )
+
+    def readings(self) -> tuple[LineFigures, ...]:
+        """What is known of each line between two clusters, declared or seen, in order of their names."""
+        pairs = sorted(tuple(sorted(pair)) for pair in {*self._nominal, *self._lines} if len(pair) == 2)
+        return tuple(self._reading(one, other) for one, other in pairs)
+
+    def _reading(self, one: str, other: str) -> LineFigures:
+        clusters = frozenset((one, other))
+        line = self._lines.get(clusters, _Line())
+        senders = line.senders.values()
+        return LineFigures(
+            clusters=(one, other),
+            rate=self._believed(line, self._nominal.get(clusters)),
+            backlog={
+                SendClass.NORMAL: Bytes(sum(sender.backlog for sender in senders)),
+                SendClass.BACKGROUND: Bytes(sum(sender.background_backlog for sender in senders)),
+            },
         )
 
     def _believed(self, line: _Line, nominal: BytesPerSecond | None) -> BytesPerSecond | None:
