@@ -87,7 +87,8 @@ class BlockIndex:
         self._held: dict[BlockHash, int] = {}
         self._writing: dict[BlockHash, int] = {}
         self._evictable = EvictionOrder()
-        self._leases: dict[Owner, Counter[BlockHash]] = {}
+        self._leases: dict[Owner, dict[BlockHash, int]] = {}
+        """How often each owner leases a block."""
         self._writes: dict[Owner, set[int]] = {}
         self._reservations: dict[Owner, _Reservation] = {}
         self._wanted: dict[BlockHash, set[Owner]] = {}
@@ -209,7 +210,7 @@ class BlockIndex:
         self._evictable.add(write.hash)
         self.num_pinned += self._evictable.is_pinned(write.hash)
         for waiting in sorted(self._wanted.pop(write.hash, ())):
-            self._lease_one(waiting, write.hash)
+            self._lease_slot(waiting, write.hash, write.slot)
             self._advance(self._reservations[waiting], write.hash)
         return True
 
@@ -251,17 +252,25 @@ class BlockIndex:
         slots: list[int] = []
         for block in hashes:
             slot = self._held.get(block)
-            spare -= block in self._evictable
-            if slot is None or spare < 0:
+            if slot is None:
                 break
-            self._lease_one(owner, block)
+            if not self._slots[slot].num_leases:
+                spare -= 1
+                if spare < 0:
+                    break
             slots.append(slot)
+            self._lease_slot(owner, block, slot)
         return tuple(slots)
 
-    def _lease_one(self, owner: Owner, block: BlockHash) -> None:
-        self._leases.setdefault(owner, Counter())[block] += 1
-        self._slots[self._held[block]].num_leases += 1
-        self._evictable.discard(block)
+    def _lease_slot(self, owner: Owner, block: BlockHash, index: int) -> None:
+        leases = self._leases.get(owner)
+        if leases is None:
+            leases = self._leases[owner] = {}
+        leases[block] = leases.get(block, 0) + 1
+        slot = self._slots[index]
+        if not slot.num_leases:
+            self._evictable.discard(block)
+        slot.num_leases += 1
 
     def release(self, owner: Owner, hashes: Sequence[BlockHash]) -> None:
         """Ends one lease of each of ``hashes``.
@@ -269,20 +278,21 @@ class BlockIndex:
         Raises:
             LocalProtocolError: the owner leases one of them less often; none is released then.
         """
-        leases = self._leases.get(owner, Counter[BlockHash]())
-        if any(leases[block] < count for block, count in Counter(hashes).items()):
+        leases = self._leases.get(owner, {})
+        if any(leases.get(block, 0) < count for block, count in Counter(hashes).items()):
             raise LocalProtocolError(f"{owner} releases what it does not lease")
         for block in reversed(hashes):
-            self._release_one(leases, block)
+            if leases[block] == 1:
+                del leases[block]
+            else:
+                leases[block] -= 1
+            self._end_leases(block, 1)
         if not leases:
             self._leases.pop(owner, None)
 
-    def _release_one(self, leases: Counter[BlockHash], block: BlockHash) -> None:
-        leases[block] -= 1
-        if not leases[block]:
-            del leases[block]
+    def _end_leases(self, block: BlockHash, count: int) -> None:
         slot = self._slots[self._held[block]]
-        slot.num_leases -= 1
+        slot.num_leases -= count
         if not slot.num_leases:
             self._evictable.add(block)
 
@@ -338,9 +348,11 @@ class BlockIndex:
 
     def _check_room(self, named: Iterable[BlockHash], num_wanted: int) -> None:
         named = tuple(named)
-        num_taken = sum(block in self._evictable for block in named)
+        slots = [self._held.get(block) for block in named]
+        num_taken = sum(slot is not None and not self._slots[slot].num_leases for slot in slots)
         num_new = sum(
-            block not in self._held and block not in self._writing and block not in self._wanted for block in named
+            slot is None and block not in self._writing and block not in self._wanted
+            for block, slot in zip(named, slots, strict=True)
         )
         num_unnamed = self._num_unnamed + num_wanted - len(named)
         if self._room - num_taken < self._num_promised + num_new + num_unnamed:
@@ -352,8 +364,9 @@ class BlockIndex:
 
     def _claim(self, owner: Owner, reservation: _Reservation, named: Iterable[BlockHash]) -> None:
         for block in named:
-            if block in self._held:
-                self._lease_one(owner, block)
+            slot = self._held.get(block)
+            if slot is not None:
+                self._lease_slot(owner, block, slot)
             else:
                 reservation.missing.add(block)
                 self._num_wanted_writing += block in self._writing and block not in self._wanted
@@ -384,9 +397,8 @@ class BlockIndex:
             chain = reservation.hashes
             self._num_unnamed -= reservation.num_unnamed
             self._unwant(owner, reservation)
-        leases = self._leases.pop(owner, Counter[BlockHash]())
-        for block in reversed(tuple(leases.elements())):
-            self._release_one(leases, block)
+        for block, count in reversed(self._leases.pop(owner, {}).items()):
+            self._end_leases(block, count)
         self.touch(chain)
         return aborted
 
@@ -413,7 +425,7 @@ class BlockIndex:
         assert sorted(self._free) == [i for i, state in enumerate(states) if state is _State.FREE]
         assert self._held == {s.hash: i for i, s in enumerate(self._slots) if s.state is _State.HELD}
         assert self._writing == {s.hash: i for i, s in enumerate(self._slots) if s.state is _State.WRITING}
-        leased = sum(self._leases.values(), Counter[BlockHash]())
+        leased = sum((Counter(leases) for leases in self._leases.values()), Counter[BlockHash]())
         for block, index in self._held.items():
             assert self._slots[index].num_leases == leased[block]
             assert (block in self._evictable) == (leased[block] == 0)

@@ -18,6 +18,7 @@ Owner = NewType("Owner", str)
 """Who holds leases, writes, a reservation or a pin: a connection, a watch or an order. Everything of an owner ends with it."""
 
 _SPARE_AGES = 64
+_ABSENT = object()
 
 
 @dataclass(slots=True, eq=False)
@@ -63,12 +64,12 @@ class EvictionOrder:
 
     def discard(self, block: BlockHash) -> bool:
         """The block must stay. False: it could not have gone before."""
-        shelf = self._shelf(block)
-        if block not in shelf:
-            return False
-        del shelf[block]
-        self._num_pinned -= shelf is not self._unpinned
-        return True
+        pins = self._pins_of.get(block)
+        if pins is None:
+            return self._unpinned.pop(block, _ABSENT) is None
+        was_there = next(reversed(pins.values())).evictable.pop(block, _ABSENT) is None
+        self._num_pinned -= was_there
+        return was_there
 
     def touch(self, block: BlockHash) -> None:
         """The block was used: it becomes the last of its kind to go, if it may go at all."""

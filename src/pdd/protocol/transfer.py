@@ -293,7 +293,9 @@ class SourceTransfer:
         for index, block in enumerate(order.hashes):
             record = self._blocks.get(block)
             if record is None:
-                record = self._blocks[block] = _Block(self._holds(block))
+                self._blocks[block] = _Block(self._holds(block), _State.UNOFFERED, {order: index}, is_normal)
+                order.unanswered.add(block)
+                continue
             record.orders[order] = index
             record.num_normal += is_normal
             if record.state is _State.UNOFFERED or record.state is _State.OFFERED:
@@ -369,8 +371,10 @@ class SourceTransfer:
     def _forget(self, block: BlockHash, record: _Block) -> None:
         self._set_state(record, _State.UNOFFERED)
         del self._blocks[block]
-        self._held_back.pop(block, None)
-        self._evicted.pop(block, None)
+        if self._held_back:
+            self._held_back.pop(block, None)
+        if self._evicted:
+            self._evicted.pop(block, None)
         if record.is_kept:
             self._commands.append(LetGo(hash=block))
 
@@ -440,11 +444,11 @@ class SourceTransfer:
     def _offer_some(self, blocks: tuple[BlockHash, ...]) -> None:
         self._num_offers += 1
         self._offers[self._num_offers] = blocks
-        for block in blocks:
-            record = self._blocks[block]
+        records = [self._blocks[block] for block in blocks]
+        for record in records:
             self._set_state(record, _State.OFFERED)
             record.offer, record.offered_present = self._num_offers, record.present
-        present = tuple(self._blocks[block].present for block in blocks)
+        present = tuple(record.present for record in records)
         self._commands.append(Send(message=Offer(offer=self._num_offers, hashes=blocks, present=present)))
 
     # --- the local index
@@ -628,8 +632,7 @@ class SourceTransfer:
             elif index in elsewhere:
                 self._elsewhere(block, record)
             else:
-                self._set_state(record, _State.UNOFFERED)
-                self._at_target(block)
+                self._gain(block, record)
 
     def _lacked(self, block: BlockHash, record: _Block) -> None:
         self._set_state(record, _State.LACKED)
@@ -697,9 +700,11 @@ class SourceTransfer:
         if record.state is _State.OFFERED:
             # An offer is under way and would leave the target with a claim on us.
             self._commands.append(Send(message=Withdraw(hashes=(block,))))
-        orders = record.orders
+        self._gain(block, record)
+
+    def _gain(self, block: BlockHash, record: _Block) -> None:
         self._forget(block, record)
-        for order in orders:
+        for order in record.orders:
             order.num_pending -= 1
             if block in order.unanswered:
                 order.unanswered.discard(block)
@@ -709,7 +714,8 @@ class SourceTransfer:
 
     def _set_state(self, record: _Block, state: _State) -> None:
         record.state = state
-        self._count(record)
+        if record.counted is not None or state is _State.LACKED or state is _State.IN_FLIGHT:
+            self._count(record)
 
     def _count(self, record: _Block) -> None:
         before, now = record.counted, record.counts_as()
