@@ -23,6 +23,11 @@ from pdd.kvnode.outflow import Outflow
 from pdd.protocol.arrivals import SourceKey
 from pdd.protocol.peer import ErrorKind, FromSource, FromTarget, Offer, Ping, Withdraw
 
+_BURST = Seconds(0.002)
+_MAX_BURST_BLOCKS = 64
+
+_Frame = tuple[BlockHash, bytes]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanePatience:
@@ -79,6 +84,9 @@ class MemoryLane:
         self._block_bytes = life.store.kv_format.block_bytes
         self._connection: _Connection | None = None
         self._is_sending = False
+        self._answers: list[FromTarget] | None = None
+        """On their way here; more may be added until the clock moves on from ``_answered_at``."""
+        self._answered_at = 0.0
         self._is_away = False
         self._is_watching_evictions = False
         self.orders = Outflow(
@@ -122,6 +130,7 @@ class MemoryLane:
         if connection is None:
             return
         self._is_sending = False
+        self._answers = None
         life = connection.life
         life.attention.give_to(partial(life.do_if_alive, partial(life.store.remove_source, connection.key)))
         self.orders.closed()
@@ -180,18 +189,22 @@ class MemoryLane:
         connection = self._connection
         if connection is None or self._is_sending or self._life.attention.is_hung or not self._life.alive:
             return
-        block = self.orders.begin_send()
-        if block is None:
+        frames = self._take_frames()
+        if not frames:
             return
         self._is_sending = True
-        payload = bytes(self._life.view(block.slot))
-        self.orders.end_send(block)
-        self._life.store.counters.sent_bytes[self._target.node] += self._block_bytes
-        self.line.send(
-            self._block_bytes,
-            partial(self._sent, connection),
-            partial(self._arrive, connection, block.hash, payload),
-        )
+        num_bytes = Bytes(len(frames) * self._block_bytes)
+        self._life.store.counters.sent_bytes[self._target.node] += num_bytes
+        self.line.send(num_bytes, partial(self._sent, connection), partial(self._arrive, connection, frames))
+
+    def _take_frames(self) -> list[_Frame]:
+        """As many blocks as the line carries in no time worth speaking of, or one."""
+        num_blocks = min(_MAX_BURST_BLOCKS, max(1, int(_BURST * self.line.rate / self._block_bytes)))
+        frames: list[_Frame] = []
+        while len(frames) < num_blocks and (block := self.orders.begin_send()) is not None:
+            frames.append((block.hash, bytes(self._life.view(block.slot))))
+            self.orders.end_send(block)
+        return frames
 
     def _sent(self, connection: _Connection) -> None:
         if self._is_open(connection):
@@ -199,7 +212,18 @@ class MemoryLane:
             self._pump()
 
     def _answer(self, connection: _Connection, message: FromTarget) -> None:
-        self._carry(connection, self._life, partial(self.orders.received, message))
+        """What is said at one moment arrives together."""
+        now = asyncio.get_running_loop().time()
+        if self._answers is not None and self._answered_at == now:
+            self._answers.append(message)
+            return
+        self._answers, self._answered_at = [message], now
+        self._carry(connection, self._life, partial(self._take_answers, self._answers))
+
+    def _take_answers(self, answers: list[FromTarget]) -> None:
+        if self._answers is answers:
+            self._answers = None
+        self.orders.received(answers)
 
     # --- the target's side
 
@@ -216,13 +240,16 @@ class MemoryLane:
                 assert_never(message)
         store.deliver()
 
-    def _arrive(self, connection: _Connection, block: BlockHash, payload: bytes) -> None:
+    def _arrive(self, connection: _Connection, frames: list[_Frame]) -> None:
         if self._is_open(connection):
-            connection.life.attention.give_to(partial(self._receive, connection, block, payload))
+            connection.life.attention.give_to(partial(self._receive_all, connection, frames))
+
+    def _receive_all(self, connection: _Connection, frames: list[_Frame]) -> None:
+        for block, payload in frames:
+            if self._is_open(connection):
+                self._receive(connection, block, payload)
 
     def _receive(self, connection: _Connection, block: BlockHash, payload: bytes) -> None:
-        if not self._is_open(connection):
-            return
         store, key = connection.life.store, connection.key
         store.counters.received_bytes[self._source] += self._block_bytes
         write = store.begin_arrival(connection.owner, block)

@@ -7,7 +7,7 @@ more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -218,11 +218,15 @@ class Outflow:
         self._meter.idle(Seconds(self._now()))
         self.carry_out()
 
-    def received(self, message: FromTarget) -> None:
+    def received(self, messages: Iterable[FromTarget]) -> None:
         """Raises RemoteProtocolError: an answer to nothing we asked or sent."""
-        self._transfer.received(message)
-        if isinstance(message, Stored):
-            self._meter.acknowledged(Seconds(self._now()), self._store.kv_format.block_bytes)
+        num_stored = 0
+        for message in messages:
+            self._transfer.received(message)
+            num_stored += isinstance(message, Stored)
+        if num_stored:
+            num_bytes = Bytes(num_stored * self._store.kv_format.block_bytes)
+            self._meter.acknowledged(Seconds(self._now()), num_bytes)
         if not self._transfer.num_in_flight:
             self._meter.idle(Seconds(self._now()))
         self.carry_out()

@@ -176,7 +176,7 @@ class Sender:
             check_is_control(header.kind)
             message = FROM_TARGET.decode(await connection.receive_body(header.num_bytes))
             self._unreachable_since = None
-            self.orders.received(message)
+            self.orders.received((message,))
             if isinstance(message, Stored):
                 self._stall_timeout = self._settings.stall_timeout
             elif isinstance(message, Pong):

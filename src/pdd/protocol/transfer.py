@@ -268,7 +268,11 @@ class SourceTransfer:
         return self._orders[order].standing()
 
     def take_commands(self) -> list[Command]:
-        """What is to be done now, in this order. Each command is returned once."""
+        """What is to be done now, in this order. Each command is returned once.
+
+        However much has changed, an order is told of once, and a complete one ends here.
+        """
+        self._tell()
         commands, self._commands = self._commands, []
         return commands
 
@@ -286,7 +290,6 @@ class SourceTransfer:
         if self._is_connected:
             self._offer(block for block in chain if self._blocks[block].state is _State.UNOFFERED)
         self._changed[order] = None
-        self._tell()
 
     def _want_all(self, order: _Order) -> None:
         is_normal = order.is_normal
@@ -321,7 +324,6 @@ class SourceTransfer:
                 record.num_normal += 1 if order.is_normal else -1
                 self._count(record)
         self._changed[order] = None
-        self._tell()
 
     def cancel(self, key: OrderKey) -> None:
         """Ends an order; blocks that only it wanted are withdrawn. Unknown ones are ignored."""
@@ -413,7 +415,6 @@ class SourceTransfer:
                 record.num_normal += order.is_normal and order not in record.orders
                 record.orders[order] = index
             self._changed[order] = None
-        self._tell()
 
     def _want_again(self, block: BlockHash) -> None:
         record = self._blocks[block] = _Block(self._holds(block))
@@ -614,7 +615,6 @@ class SourceTransfer:
                 pass
             case _:
                 assert_never(message)
-        self._tell()
 
     def _answered(self, answer: OfferAnswer) -> None:
         blocks = self._offers.pop(answer.offer, None)
