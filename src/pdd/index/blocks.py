@@ -279,7 +279,11 @@ class BlockIndex:
             LocalProtocolError: the owner leases one of them less often; none is released then.
         """
         leases = self._leases.get(owner, {})
-        if any(leases.get(block, 0) < count for block, count in Counter(hashes).items()):
+        if len(hashes) == 1:
+            has_all = hashes[0] in leases
+        else:
+            has_all = all(leases.get(block, 0) >= count for block, count in Counter(hashes).items())
+        if not has_all:
             raise LocalProtocolError(f"{owner} releases what it does not lease")
         for block in reversed(hashes):
             if leases[block] == 1:

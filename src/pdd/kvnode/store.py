@@ -172,11 +172,17 @@ class NodeStore:
 
     def settle_soon(self) -> None:
         """Room or a slot may have become free. Once per loop turn, and only if somebody waits for that."""
-        if self._is_settling:
-            return
-        if self.arrivals.num_parked or any(outlet.holds_back for outlet in self.outlets.values()):
+        if not self._is_settling and self._somebody_waits():
             self._is_settling = True
             asyncio.get_running_loop().call_soon(self._settle)
+
+    def _somebody_waits(self) -> bool:
+        if self.arrivals.num_parked:
+            return True
+        for outlet in self.outlets.values():  # noqa: SIM110 - for each block; a generator would take as long again
+            if outlet.holds_back:
+                return True
+        return False
 
     def _settle(self) -> None:
         self._is_settling = False
