@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from pdd.core.ids import RequestId, TenantId
 from pdd.core.request import Role
 from pdd.core.topology import AdmissionTable
 from pdd.core.units import Seconds
+from pdd.kvnode.base import Readiness, Watch
+from pdd.kvnode.memory import MemoryNode
 from pdd.policy.admission import ShedReason
 from pdd.router.base import TokenRequest
 from pdd.router.driver.settings import DriverSettings
@@ -190,6 +192,58 @@ def test_a_request_whose_turn_comes_when_nobody_is_up_is_told_so() -> None:
         assert world.driver.room.shed[ShedReason.NO_WORKER] == 1
 
     play(settings(), scene)
+
+
+# Room at main decode's node ---------------------------------------------------------------------------------------------
+
+
+def count_watches(node: MemoryNode) -> list[Watch]:
+    """Every watch that is asked for from now on."""
+    asked: list[Watch] = []
+    ask_node = node.watch
+
+    def watch(wanted: Watch) -> AsyncGenerator[Readiness]:
+        asked.append(wanted)
+        return ask_node(wanted)
+
+    node.watch = watch
+    return asked
+
+
+def test_many_without_room_at_main_decodes_node_are_served_in_order_and_hardly_ask() -> None:
+    async def main() -> None:
+        spec = WorldSpec(blocks_per_s=1000.0, main_capacity=6, settings=settings(places=100, wait=60.0))
+        async with running_world(spec) as world:
+            requests = [request(number, max_tokens=40) for number in range(30)]
+            finished: list[RequestId] = []
+            asked = count_watches(world.nodes[Role.MAIN_DECODE])
+
+            async def one(each: TokenRequest) -> None:
+                _ = await ask(world, each)
+                finished.append(each.request_id)
+
+            async with asyncio.TaskGroup() as tasks:
+                for each in requests:
+                    tasks.create_task(one(each))
+                    await asyncio.sleep(0.02)
+            assert finished == [each.request_id for each in requests]
+            waited = asyncio.get_running_loop().time()
+            assert len(asked) < len(requests) * 3 + waited / SETTINGS.node_retry
+            await world.settle()
+            await world.check_idle()
+
+    run(main())
+
+
+def test_who_waits_for_room_at_main_decode_keeps_nobody_from_prefill_who_has_it() -> None:
+    async def main() -> None:
+        spec = WorldSpec(blocks_per_s=1000.0, main_capacity=6, settings=settings(places=100, wait=60.0))
+        async with running_world(spec) as world:
+            answers = await together(world, [request(number, max_tokens=40) for number in range(30)])
+            assert len(served(answers)) == 30
+            assert asyncio.get_running_loop().time() < 20
+
+    run(main())
 
 
 # A burst ----------------------------------------------------------------------------------------------------------------

@@ -97,7 +97,11 @@ class Decoders:
         task.add_done_callback(lambda _: self._running.pop(attempt, None))
 
     async def _listen(self, seat: Seat, generation: Generation, hear: Hear, *, has_prompt: bool) -> None:
-        """Hands each span to ``hear``, until the last one, or until the worker fails or is told to stop."""
+        """Hands each span to ``hear``, until the last one, or until the worker fails or is told to stop.
+
+        The last one when the worker is done with it: a first token may be held back until main decode's node has room, and
+        whoever has that room may be waiting for this very worker.
+        """
         settings, course = self._settings, _Course(generation)
         # An engine that hangs may well keep its connection alive, so silence counts as a loss.
         first = settings.decode_patience if has_prompt else settings.prefill_patience
@@ -106,7 +110,8 @@ class Decoders:
         try:
             async with closing_within(spans, settings.release_patience):
                 with vigil.kept():
-                    await self._hear_all(vigil, course, seat, generation, hear)
+                    last = await self._hear_all_but_last(vigil, course, seat, generation, hear)
+            await hear(generation, last)
         except PddError as error:
             course.failed = True
             self._report(seat, generation, error)
@@ -115,14 +120,16 @@ class Decoders:
                 self._pool.vouch(seat)
                 self._note_pace(seat, course.num_later_tokens, vigil.waited)
 
-    async def _hear_all(self, vigil: Vigil, course: _Course, seat: Seat, generation: Generation, hear: Hear) -> None:
+    async def _hear_all_but_last(
+        self, vigil: Vigil, course: _Course, seat: Seat, generation: Generation, hear: Hear
+    ) -> TokenSpan:
         while (span := await vigil.next()) is not None:
             course.accept(span)
             if course.num_spans == 1:
                 self._note_first(seat, generation)
-            await hear(generation, span)
             if span.finish_reason is not None:
-                return
+                return span
+            await hear(generation, span)
         raise WorkerFailed("the engine's stream ended without a finish reason")
 
     async def _pass_on(self, generation: Generation, span: TokenSpan) -> None:
