@@ -146,13 +146,13 @@ class ModelledEngine:
         """Like kill -9: everything that runs fails, its own cache is lost, nothing begins until ``revive``."""
         self.resume()
         self._alive = False
-        self._cancel_timer()
         for job in self._jobs.values():
             job.phase = Phase.ENDED
             job.what.failure = WorkerFailed(f"engine {self._worker} died")
             job.what.news.set()
         self._jobs.clear()
         self._batch = self._new_batch()
+        self._set_timer()
         self._cache.clear()
         self.close()
 
@@ -167,7 +167,7 @@ class ModelledEngine:
         if self._alive and self._hung_since is None:
             self._hung_since = _loop_time()
             self._awake.clear()
-            self._cancel_timer()
+            self._set_timer()
 
     def resume(self) -> None:
         """Like SIGCONT: it goes on where it was."""
@@ -235,17 +235,15 @@ class ModelledEngine:
     # Time -------------------------------------------------------------------------------------------------------------
 
     def _set_timer(self) -> None:
-        self._cancel_timer()
-        due = self._batch.next_event()
-        if due is not None and self._hung_since is None:
-            self._timer = asyncio.get_running_loop().call_at(due, self._advance, due)
-
-    def _cancel_timer(self) -> None:
+        due = None if self._hung_since is not None else self._batch.next_event()
         if self._timer is not None:
+            if self._timer.when() == due:
+                return
             self._timer.cancel()
-            self._timer = None
+        self._timer = None if due is None else asyncio.get_running_loop().call_at(due, self._advance, due)
 
     def _advance(self, due: Seconds) -> None:
+        self._timer = None
         self._batch.advance(due)
         self._set_timer()
 

@@ -208,15 +208,17 @@ class FluidLine:
             self._share.begin(now, block[0], block)
 
     def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._share.set_rate(asyncio.get_running_loop().time(), 0.0 if self.is_stalled else self.rate)
+        loop = asyncio.get_running_loop()
+        self._share.set_rate(loop.time(), 0.0 if self.is_stalled else self.rate)
         ends = self._share.next_end()
-        if ends is not None:
-            self._timer = asyncio.get_running_loop().call_at(ends, self._end, ends)
+        if self._timer is not None:
+            if self._timer.when() == ends:
+                return
+            self._timer.cancel()
+        self._timer = None if ends is None else loop.call_at(ends, self._end, ends)
 
     def _end(self, at: float) -> None:
+        self._timer = None
         num_bytes, sent, arrived = self._share.end(at)
         self.carried_bytes += num_bytes
         self._last_arrival = max(

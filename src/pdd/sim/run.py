@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+import gc
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -33,6 +34,7 @@ from pdd.telemetry.events import EventSink
 _LOCAL_DELAY = Seconds(0.00002)
 _NUM_READINGS = 200
 _LEAST_READING_INTERVAL = Seconds(0.5)
+_COLLECTIONS = (200_000, 10, 10)
 _PATIENCE = Seconds(6 * 3600.0)
 """How long after the last arrival everything must be over."""
 
@@ -56,7 +58,19 @@ def simulate(
     """
     if not workload.requests:
         raise ConfigError(f"workload {workload.name!r} has no requests")
-    return run_on_virtual_time(_simulate(topology, workload, Random(seed), trace, progress))  # noqa: S311 - no secrets here
+    with _rare_collections():
+        return run_on_virtual_time(_simulate(topology, workload, Random(seed), trace, progress))  # noqa: S311 - no secrets here
+
+
+@contextmanager
+def _rare_collections() -> Generator[None]:
+    """Long prompts make each of the collector's walks expensive, and there is little for it: a quarter of the time is saved."""
+    before = gc.get_threshold()
+    gc.set_threshold(*_COLLECTIONS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 async def _simulate(
