@@ -400,6 +400,7 @@ def test_a_decoders_pace_is_measured_between_its_spans() -> None:
         pace = stage.pool.pace(Role.MAIN_DECODE)
         assert pace.unit_s == pytest.approx(1.0 / 9)
         assert pace.typical_s == pytest.approx(1.0)
+        assert stage.pool.pace(Role.PREFILL).unit_s is None
 
     stage.play(scene)
 
@@ -413,5 +414,44 @@ def test_prefills_pace_is_that_of_prompts_alone() -> None:
             await stage.inbox.get()
         await asyncio.sleep(0.01)
         assert stage.pool.pace(Role.PREFILL).unit_s == pytest.approx(0.5)
+
+    stage.play(scene)
+
+
+def test_what_prefill_decodes_in_need_says_nothing_about_its_prompts() -> None:
+    stage = Stage(4.0, span(3), 3.0, span(4, last=True), role=Role.PREFILL)
+
+    async def scene(decoders: Decoders) -> None:
+        decoders.decode(stage.sit(), generation(position=3), has_prompt=False)
+        for _ in range(2):
+            await stage.inbox.get()
+        await asyncio.sleep(0.01)
+        assert stage.pool.pace(Role.PREFILL).unit_s is None
+
+    stage.play(scene)
+
+
+def test_an_engine_that_decodes_is_alive_though_it_answers_no_checks() -> None:
+    stage = Stage(*(step for position in range(1, 10) for step in (1.5, span(position))), 0.0, span(10, last=True))
+
+    async def scene(decoders: Decoders) -> None:
+        decoders.decode(stage.sit(), generation(), has_prompt=True)
+        stage.engine.hangs = True
+        for _ in range(10):
+            assert isinstance(await stage.inbox.get(), relay.TokensDecoded)
+
+    stage.play(scene)
+
+
+def test_a_generation_that_is_over_listens_to_its_worker_no_more() -> None:
+    stage = Stage(span(1, last=True))
+
+    async def scene(decoders: Decoders) -> None:
+        seat = stage.sit()
+        for _ in range(10):
+            decoders.decode(seat, generation(), has_prompt=True)
+            await stage.inbox.get()
+            await asyncio.sleep(0.01)
+        assert not seat.lifetime._listeners
 
     stage.play(scene)

@@ -22,6 +22,7 @@ from pdd.router.driver.directory import BlockDirectory
 from pdd.router.driver.lines import LineBook
 from pdd.router.driver.placement import Placement
 from pdd.router.driver.pool import Pool, Seat, Worker
+from pdd.router.driver.seats import RequestSeats
 from pdd.router.driver.settings import DriverSettings
 from pdd.sim.loop import run
 from tests.support.worlds import KV_FORMAT
@@ -212,6 +213,19 @@ def test_prefill_is_measured_by_what_it_computed_in_the_time_it_was_busy() -> No
     stage.play(scene)
 
 
+def test_prompts_that_are_computed_side_by_side_do_not_make_each_other_look_slow() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        seats = [stage.pool.take(WorkerId("p0"), num_missing=9) for _ in range(4)]
+        await asyncio.sleep(4.0)
+        for seat in seats:
+            stage.pool.prefilled(seat)
+        assert stage.pool.pace(P).unit_s == pytest.approx(4.0 / 40)
+
+    stage.play(scene)
+
+
 # Decode ---------------------------------------------------------------------------------------------------------------
 
 
@@ -319,6 +333,7 @@ def test_room_that_was_promised_since_the_books_were_read_is_taken() -> None:
         assert second.worker.name == "m1"
         stage.pool.release(second)
         assert stage.take(MD, LONG, near="p0", num_blocks=400) == "m0"
+        assert stage.take(MD, LONG, near="p0", num_blocks=1000) == "m1", "what was given back is free"
 
     stage.play(scene)
 
@@ -390,5 +405,87 @@ def test_nobody_up_is_nobody_chosen() -> None:
             engine.up = False
         await asyncio.sleep(1.5)
         assert stage.placement.pick(MD, LONG) is None
+
+    stage.play(scene)
+
+
+# One request's seats --------------------------------------------------------------------------------------------------
+
+
+def seats_of(stage: Stage, *, num_blocks: int = 0, conversation: Conversation | None = None) -> RequestSeats:
+    return RequestSeats(stage.pool, stage.placement, LONG, conversation, num_blocks=num_blocks)
+
+
+def name(seat: Seat | None) -> str | None:
+    return None if seat is None else seat.worker.name
+
+
+def test_a_request_leaves_a_worker_whose_process_is_gone_and_goes_elsewhere_after_a_loss() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        seats = seats_of(stage)
+        first = seats.take(MD)
+        assert first is not None
+        assert seats.take(MD) is first
+        stage.engines["m0"].life = 2
+        await asyncio.sleep(1.5)
+        second = seats.take(MD)
+        assert second is not None
+        assert second is not first
+        seats.lose(second)
+        assert name(seats.take(MD)) == ("m1" if second.worker.name == "m0" else "m0")
+        seats.give_up_all()
+        assert all(status.running == 0 for status in stage.pool.status())
+
+    stage.play(scene)
+
+
+def test_a_seat_that_was_lost_long_ago_does_not_cost_the_one_taken_since() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        seats = seats_of(stage)
+        first = seats.take(MD)
+        assert first is not None
+        seats.lose(first)
+        second = seats.take(MD)
+        seats.lose(first)
+        assert seats.take(MD) is second
+
+    stage.play(scene)
+
+
+def test_decoders_are_sought_near_prefill_even_after_it_has_left() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        seats = seats_of(stage)
+        assert name(seats.take(P)) == "p0"
+        seats.give_up(P)
+        relay = seats.take(RLD)
+        assert relay is not None
+        assert (relay.worker.name, relay.num_missing) == ("r0", 0), "their node is the same"
+
+    stage.play(scene)
+
+
+def test_decoders_need_room_for_all_that_the_request_may_become() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        assert name(seats_of(stage, num_blocks=501).take(MD)) == "m0"
+        stage.landed("nm0", LONG)
+        assert name(seats_of(stage, num_blocks=501).take(MD)) == "m1"
+
+    stage.play(scene)
+
+
+def test_a_conversations_seats_are_at_its_workers() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        seats = seats_of(stage, conversation=talk(prefill="p1", relay_decode="r1", main_decode="m1"))
+        assert [name(seats.take(role)) for role in (P, RLD, MD)] == ["p1", "r1", "m1"]
 
     stage.play(scene)

@@ -90,11 +90,12 @@ class Conversations:
         """A turn is over: ``hashes`` are the full blocks of its prompt + answer, ``seats`` who served it.
 
         ``main_node`` is where their KV is or will be: there they are pinned. None: nowhere in cluster B; what was pinned
-        stays so. ``previous`` is what ``find`` said when the turn began: this takes its place.
+        stays so. ``previous`` is what ``find`` said when the turn began: this takes its place, unless it has expired or
+        another branch of it was faster.
         """
         if not hashes:
             return
-        before = self._take_out(previous)
+        before = None if previous is None else self._by_tip.pop(previous.tip, None)
         kept = self._by_tip.pop(hashes[-1], None)  # the same turn again, word for word
         if kept is not None:
             self._unpin(kept)
@@ -110,13 +111,6 @@ class Conversations:
         )
         self._by_tip[turn.tip] = turn if main_node is None else self._pinned(turn, main_node, tuple(hashes))
         self._expire()
-
-    def _take_out(self, previous: Conversation | None) -> Conversation | None:
-        """None if there was none, it has expired, or another branch of it was faster and took its place."""
-        if previous is None:
-            return None
-        known = self._by_tip.get(previous.tip)
-        return None if known is None or known.pin != previous.pin else self._by_tip.pop(previous.tip)
 
     def _pinned(self, turn: Conversation, node: NodeId, hashes: tuple[BlockHash, ...]) -> Conversation:
         if turn.main_node != node:

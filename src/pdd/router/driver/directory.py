@@ -82,7 +82,6 @@ class _NodeBlocks:
         return len(self._used)
 
     def use(self, hashes: tuple[BlockHash, ...]) -> None:
-        hashes = hashes[: self._capacity]
         self._now += 1
         self._used.update(dict.fromkeys(hashes, self._now))
         self._uses.append(_Use(self._now, hashes))
