@@ -768,4 +768,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "relay decode waits for its KV", "return relay is not None and relay.settled\n", "return relay is not None\n"
     ),
+    Mutant("other targets are tried", "if elsewhere and self._detours < self._plan.max_detours:", "if False:"),
+    Mutant(
+        "what failed for good is not sent elsewhere",
+        "if elsewhere and self._detours < self._plan.max_detours:",
+        "if self._detours < self._plan.max_detours and progress is _Progress.FAILED:",
+    ),
+    Mutant("other targets are not tried for ever", "        self._detours += 1\n", "        pass\n"),
 )

@@ -77,8 +77,8 @@ class Play:
     def ready(self, attempt: int) -> Any:
         return self.m.TransferReady(attempt=attempt)
 
-    def failed(self, attempt: int) -> Any:
-        return self.m.TransferFailed(attempt=attempt)
+    def failed(self, attempt: int, *, elsewhere: bool = False) -> Any:
+        return self.m.TransferFailed(attempt=attempt, elsewhere=elsewhere)
 
     def lost(self, attempt: int) -> Any:
         return self.m.WorkerLost(attempt=attempt)

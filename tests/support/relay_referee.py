@@ -119,6 +119,8 @@ class Referee:
         self.main_losses = 0
         self.main_is_to_be_released = False
         self.resends = 0
+        self.detours = 0
+        self.elsewhere: Role | None = None
         self.resend_due = False
         self.lost_roles: set[Role] = set()
         self.recovering = False
@@ -179,19 +181,24 @@ class Referee:
     def on_replicate(self, command: Any) -> None:
         self.new_attempt(command.attempt)
         demand(not self.main_is_to_be_released, "what was lost is released before it is sent again")
+        self.detours += self.elsewhere is command.target
+        demand(self.detours <= self.plan["max_detours"], "other targets are tried, but not for ever")
         held = [t for t in self.transfers.values() if t.target is command.target and t.held]
         demand(not held, "a target never holds the same request twice")
         demand(command.target is not Role.PREFILL, "prefill's node is the source")
         if command.target is Role.RELAY_DECODE:
             wanted = self.plan["prepare_relay"] and not self.emitted
             route = self.chosen_route not in (None, Route.DIRECT)
-            demand(wanted or route or self.recovering, "relay decode's node gets nothing that was not wanted")
+            away = self.elsewhere is Role.RELAY_DECODE
+            demand(wanted or route or self.recovering or away, "relay decode's node gets nothing that was not wanted")
         else:
             self.check_main_order()
         self.transfers[command.attempt] = Transfer(command.attempt, command.target)
 
     def check_main_order(self) -> None:
         """The first order, one after a loss, or one after a failure."""
+        if self.elsewhere is Role.MAIN_DECODE:
+            return
         before = [t for t in self.transfers.values() if t.target is Role.MAIN_DECODE]
         if not self.emitted:
             demand(self.plan["prepare_main"], "main decode's node gets nothing ahead that was not wanted")

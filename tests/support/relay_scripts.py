@@ -399,6 +399,18 @@ def a_relay_whose_kv_never_came_is_asked_for_its_route_again(m):
     play.on(play.ready(2))
 
 
+def what_one_target_could_not_take_goes_to_another_at_once(m):
+    play = Play(m, max_detours=2)
+    play.start(play.replicate(1, MAIN), play.replicate(2, RELAY), play.decode(3, PREFILL, 0, 1))
+    play.on(play.failed(1, elsewhere=True), play.replicate(4, MAIN))
+    play.on(play.tokens(3, 0, 10, finish=LENGTH), play.emit(3, PREFILL, 0, 10), play.ask_route())
+    play.on(play.failed(2, elsewhere=True), play.replicate(5, RELAY))
+    play.on(play.route(Route.RELAY))
+    play.on(play.failed(1, elsewhere=True))
+    play.on(play.failed(4, elsewhere=True), play.timer("RESEND", 2.0))
+    play.on(play.ready(5), play.decode(6, RELAY, 1, 7))
+
+
 def main_is_sent_the_prompt_again_while_relay_decode_goes_on(m):
     play = Play(m, resend_delay=0.5, max_resends=2)
     play.relaying()
@@ -644,6 +656,7 @@ SCRIPTS: tuple[Script, ...] = (
     nothing_is_sent_to_main_before_the_route_asks_for_it,
     who_stays_at_relay_decode_may_need_no_main_at_all,
     a_relay_whose_kv_never_came_is_asked_for_its_route_again,
+    what_one_target_could_not_take_goes_to_another_at_once,
     main_is_sent_the_prompt_again_while_relay_decode_goes_on,
     main_that_was_sent_the_prompt_often_enough_computes_it,
     a_relay_that_waits_for_its_kv_sends_main_the_prompt_again,

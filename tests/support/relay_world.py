@@ -257,13 +257,19 @@ class World(Referee):
         if failing:
             self.faults_left -= 1
         transfer.state = "failed" if failing else "ready"
-        waits = self.live_decoder() is None and self.chosen_route is Route.RELAY and not self.recovering
+        elsewhere = bool(failing) and self.random.random() < 0.4
+        detour = elsewhere and self.detours < self.plan["max_detours"]
+        waits = self.live_decoder() is None and self.chosen_route is Route.RELAY and not self.recovering and not detour
         self.relay_kv_failed = failing and transfer.target is Role.RELAY_DECODE and waits
-        if transfer.target is Role.RELAY_DECODE and self.relay_kv_waited_for and self.lost_roles != set(Role):
+        settled = transfer.target is Role.RELAY_DECODE and not detour
+        if settled and self.relay_kv_waited_for and self.lost_roles != set(Role):
             self.recovery_waits = False
-        kind = self.m.TransferFailed if failing else self.m.TransferReady
-        self.feed(kind(attempt=transfer.attempt))
-        self.relay_kv_failed = False
+        self.elsewhere = transfer.target if detour else None
+        if failing:
+            self.feed(self.m.TransferFailed(attempt=transfer.attempt, elsewhere=elsewhere))
+        else:
+            self.feed(self.m.TransferReady(attempt=transfer.attempt))
+        self.relay_kv_failed, self.elsewhere = False, None
 
     def fire(self, timer: Any) -> None:
         self.timers.discard(timer)
@@ -364,6 +370,7 @@ def random_world(m: ModuleType, random: Random, weather: Weather, **pinned: Any)
         "max_prefill_waits": random.choice([0, 2]),
         "max_main_losses": random.choice([0, 1, 3]),
         "max_resends": random.choice([0, 2]),
+        "max_detours": random.choice([0, 2]),
         "max_recovery_rounds": 15,
         "max_decode_attempts": 64,
     }

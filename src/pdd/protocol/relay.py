@@ -87,9 +87,12 @@ class TransferReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferFailed:
-    """The transfer will not complete. The target's engine computes what it lacks."""
+    """The transfer will not complete. The target's engine computes what it lacks, unless it may work ``elsewhere``:
+    with another target of the same role.
+    """
 
     attempt: int
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +301,7 @@ class RelayPlan:
     max_prefill_waits: int = 5
     max_main_losses: int = 3
     max_resends: int = 15
+    max_detours: int = 3
     max_recovery_rounds: int = 15
     max_decode_attempts: int = 64
 
@@ -388,6 +392,7 @@ class Relay:
         self._previous_gap: int | None = None
         self._rounds = 0
         self._main_losses = 0
+        self._detours = 0
         self._resends = 0
         self._resend_awaited = False
         self._decode_attempts = 0
@@ -435,7 +440,7 @@ class Relay:
             case TransferReady():
                 return self._on_transfer(event.attempt, _Progress.READY)
             case TransferFailed():
-                return self._on_transfer(event.attempt, _Progress.FAILED)
+                return self._on_transfer(event.attempt, _Progress.FAILED, elsewhere=event.elsewhere)
             case WorkerLost():
                 return self._on_lost(event.attempt, unavailable=False)
             case WorkerUnavailable():
@@ -527,10 +532,13 @@ class Relay:
         self._transfers[Role.MAIN_DECODE].progress = _Progress.READY
         return self._advance()
 
-    def _on_transfer(self, attempt: int, progress: _Progress) -> list[Command]:
+    def _on_transfer(self, attempt: int, progress: _Progress, *, elsewhere: bool = False) -> list[Command]:
         for target, transfer in self._transfers.items():
             if transfer.attempt == attempt and not transfer.settled:
                 transfer.progress = progress
+                if elsewhere and self._detours < self._plan.max_detours:
+                    self._detours += 1
+                    return [self._replicate(target)]
                 return self._on_relay_settled(progress) if target is Role.RELAY_DECODE else self._advance()
         return []
 

@@ -334,19 +334,99 @@ def test_tokens_after_a_stop_token_are_never_seen() -> None:
 # Nobody there, no room ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("role", [P, MD])
-def test_without_prefill_or_main_decode_a_request_is_refused_at_once_and_served_when_they_are_back(role: Role) -> None:
+def test_without_prefill_a_request_is_refused_at_once_and_served_when_it_is_back() -> None:
     async def main() -> None:
         async with running_world(FAST_LINE) as world:
-            world.engines[role][0].die()
+            world.engines[P][0].die()
             await asyncio.sleep(2.0)
             with pytest.raises(Unavailable) as refusal:
                 _ = await ask(world, make_request())
             assert refusal.value.retry_after_s > 0
             assert world.commands == []
-            world.engines[role][0].revive()
+            world.engines[P][0].revive()
             await asyncio.sleep(2.0)
             _ = await ask(world, make_request())
+            await finish(world)
+
+    run(main())
+
+
+def test_without_main_decode_cluster_a_serves_alone_and_hands_over_when_it_is_back() -> None:
+    async def main() -> None:
+        async with running_world(FAST_LINE) as world:
+            world.engines[MD][0].die()
+            await asyncio.sleep(2.0)
+            async with asyncio.TaskGroup() as clients:
+                short = clients.create_task(ask(world, make_request(0, max_tokens=20)))
+                long = clients.create_task(ask(world, make_request(1, max_tokens=400)))
+                await asyncio.sleep(5.0)
+                world.engines[MD][0].revive()
+            assert short.result().roles == [P, RLD]
+            assert long.result().roles == [P, RLD, MD]
+            assert long.result().report.max_itl_s is not None
+            assert long.result().report.max_itl_s < 0.5
+            assert long.result().report.route_reason == "no main decode worker is available"
+            await finish(world)
+
+    run(main())
+
+
+def test_without_main_decode_and_relay_decode_a_request_is_refused() -> None:
+    async def main() -> None:
+        async with running_world(FAST_LINE) as world:
+            for role in (MD, RLD):
+                world.engines[role][0].die()
+            await asyncio.sleep(2.0)
+            with pytest.raises(Unavailable):
+                _ = await ask(world, make_request())
+            assert world.commands == []
+
+    run(main())
+
+
+def test_a_prefill_that_dies_and_is_back_in_a_moment_costs_a_moment() -> None:
+    async def main() -> None:
+        async with running_world(FAST_LINE) as world:
+            async with asyncio.TaskGroup() as clients:
+                client = clients.create_task(ask(world, make_request()))
+                await asyncio.sleep(0.03)
+                world.engines[P][0].die()
+                await asyncio.sleep(2.0)
+                world.engines[P][0].revive()
+            assert client.result().report.ttft_s is not None
+            assert client.result().report.ttft_s < 5.0
+            await finish(world)
+
+    run(main())
+
+
+def test_a_main_decode_lost_in_mid_answer_is_replaced_by_another() -> None:
+    async def main() -> None:
+        async with running_world(replace(SLOW_LINE, workers_per_role=2)) as world:
+            async with asyncio.TaskGroup() as clients:
+                client = clients.create_task(ask(world, make_request(max_tokens=400)))
+                await asyncio.sleep(5.0)
+                world.engines[MD][0].die()
+            outcome = client.result()
+            workers = list(dict.fromkeys(span.worker for span in outcome.spans if span.role is MD))
+            assert workers == ["main_decode-0", "main_decode-1"]
+            assert outcome.report.max_itl_s is not None
+            assert outcome.report.max_itl_s < 0.5
+            await finish(world)
+
+    run(main())
+
+
+def test_a_main_decode_that_restarts_gets_the_answer_back() -> None:
+    async def main() -> None:
+        async with running_world(SLOW_LINE) as world:
+            async with asyncio.TaskGroup() as clients:
+                client = clients.create_task(ask(world, make_request(max_tokens=600)))
+                await asyncio.sleep(5.0)
+                world.engines[MD][0].die()
+                await asyncio.sleep(2.0)
+                world.engines[MD][0].revive()
+            assert client.result().roles == [P, RLD, MD, RLD, MD]
             await finish(world)
 
     run(main())
@@ -706,7 +786,7 @@ def test_an_extend_that_hangs_is_lost_too() -> None:
             outcome = await ask(world, make_request(max_tokens=100, steering=steering))
             assert any(isinstance(c, relay.StartExtend) and c.attempt == 5 for _, c in world.commands)
             assert outcome.event_names.count("worker_lost") == 1
-            assert "extended" not in outcome.event_names
+            assert outcome.roles == [P, RLD, MD], "it was sent the prompt again, and the next hand-off worked"
             await finish(world)
 
     run(main())

@@ -222,7 +222,7 @@ class KvPaths:
         """See ``TransferListener``."""
         spec = transfer.spec
         if spec.role is Role.RELAY_DECODE:
-            self.relay_refused = transfer.state in (TransferState.REFUSED, TransferState.FAILED)
+            self.relay_refused = transfer.state is TransferState.REFUSED or _found_no_room(transfer)
         elif transfer.state is TransferState.REFUSED and not self._prefilled:
             self._admitted.clear()
         else:
@@ -249,8 +249,22 @@ class KvPaths:
         a relay that was chosen before goes on, and relay decode computes what it lacks.
         """
         role, error = transfer.spec.role, transfer.error
-        no_room = isinstance(error, CapacityExhausted | ContextTooLong)
-        if no_room and role is Role.MAIN_DECODE and not self._prefilled:
+        if _found_no_room(transfer) and role is Role.MAIN_DECODE and not self._prefilled:
+            assert error is not None
             self._inbox.post(Refusal(error=error))
             return
-        self._inbox.post(relay.TransferFailed(attempt=transfer.spec.attempt))
+        elsewhere = transfer.is_targets_fault and self._leave(transfer)
+        self._inbox.post(relay.TransferFailed(attempt=transfer.spec.attempt, elsewhere=elsewhere))
+
+    def _leave(self, transfer: Transfer) -> bool:
+        """Gives up the place at a worker whose node is away; whether there is another one."""
+        role, worker = transfer.spec.role, transfer.spec.target
+        seat = self._seats.take(role)
+        if seat is not None and seat.worker is worker:
+            self._seats.lose(seat)
+            seat = self._seats.take(role)
+        return seat is not None and seat.worker.node is not worker.node
+
+
+def _found_no_room(transfer: Transfer) -> bool:
+    return transfer.state is TransferState.FAILED and isinstance(transfer.error, CapacityExhausted | ContextTooLong)

@@ -49,15 +49,16 @@ class Forecast:
 class _Standing:
     """One order. ``due``: all that it lacks is at the source and has room at the target, so only the line is waited for.
 
-    ``open``: it is of the normal class and something of it has yet to arrive.
+    ``open``: it is of the normal class and something of it has yet to arrive. ``since``: its first report.
     """
 
     num_acknowledged: int
     due: bool
     open: bool
+    since: Seconds | None
 
 
-_NOTHING_YET = _Standing(0, due=False, open=False)
+_NOTHING_YET = _Standing(0, due=False, open=False, since=None)
 
 
 @dataclass(slots=True)
@@ -77,13 +78,26 @@ class _Sender:
         missing = progress.num_missing
         waits = missing is not None and progress.num_acknowledged < missing
         normal = send_class is SendClass.NORMAL
-        standing = _Standing(progress.num_acknowledged, due=waits and all_there and normal, open=waits and normal)
+        since = self.orders.get(progress.order, _NOTHING_YET).since
+        standing = _Standing(
+            progress.num_acknowledged,
+            due=waits and all_there and normal,
+            open=waits and normal,
+            since=now if since is None else since,
+        )
         before = self._replace(progress.order, standing)
         self.rate, self.backlog = progress.rate, progress.backlog
         self.background_backlog = progress.background_backlog
         queued = progress.rate is not None and progress.backlog >= progress.rate * QUEUE_WORTH
         self.saturated_since = (now if self.saturated_since is None else self.saturated_since) if queued else None
         return progress.num_acknowledged - before.num_acknowledged
+
+    def seen(self, progress: ReplicationProgress, block_bytes: Bytes, now: Seconds) -> BytesPerSecond:
+        """What the line has carried for a young order alone: it is at least so fast."""
+        since = self.orders[progress.order].since
+        if since is None or not 0 < now - since <= SATURATED_AFTER:
+            return BytesPerSecond(0.0)
+        return BytesPerSecond(min(progress.sent_bytes, progress.num_acknowledged * block_bytes) / (now - since))
 
     def end(self, order: OrderId) -> None:
         """It stands no more."""
@@ -162,7 +176,10 @@ class LineBook:
         line.listen(now, arrived=num_arrived > 0)
         if num_arrived > 0:
             self._moved_at[pair] = now
-            believed = self._believed(line, self._nominal_rate(source, target))
+            nominal = self._nominal_rate(source, target)
+            believed = self._believed(line, nominal)
+            if believed is not None and nominal is not None:
+                believed = BytesPerSecond(max(believed, min(nominal, sender.seen(progress, self._block_bytes, now))))
             bound = self._bound(num_due * num_arrived, quiet)
             line.belief = None if believed is None else (_least(believed, bound), now)
 

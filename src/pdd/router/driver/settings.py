@@ -32,6 +32,8 @@ class DriverSettings:
     """Transfers to main decode that outlive their request; of more the oldest is ended."""
     node_patience: Seconds = Seconds(10.0)
     """How long a KV node may be away or without any progress before a transfer is given up."""
+    source_patience: Seconds = Seconds(3.0)
+    """How long a node that answers may have none of the missing blocks after prefill has ended."""
     line_patience: Seconds = Seconds(30.0)
     """How long a line that has something to send may deliver nothing at all. One block of a slow line may take that long."""
     max_queue_patience: Seconds = Seconds(300.0)

@@ -110,6 +110,8 @@ class Transfer:
         self._ended = asyncio.Event()
         self._evicted = asyncio.Event()
         self._order_done = False
+        self.is_targets_fault = False
+        """It has failed because the target was away, or not what it should be."""
         self._num_placed = 0
         self._standing: OrderId | None = None
         self._sent_before = 0
@@ -233,7 +235,7 @@ class Transfer:
             turn.refused()
         except PddError as error:
             turn.over()
-            await self._bear(error, patience)
+            await self._bear(error, patience, is_targets=True)
 
     async def _come(self, turn: Turn) -> bool:
         """Waits in line; False when it has waited for too long."""
@@ -400,9 +402,11 @@ class Transfer:
         if spec.is_local:  # nothing is under way: a block that is not there by now was lost, or never kept
             return Seconds(self._moved_at + settings.room_patience - now)
         has_work = self._lines.forecast(spec.source, spec.target).backlog > 0
-        line_patience = settings.line_patience if has_work else settings.node_patience
+        informed = self.progress is not None and self.progress.num_missing is not None
+        node_patience = settings.source_patience if informed else settings.node_patience
+        line_patience = settings.line_patience if has_work else node_patience
         line_moved_at = max(self._moved_at, self._lines.moved_at(spec.source, spec.target))
-        own_patience = max(settings.node_patience, queue_patience, line_patience)
+        own_patience = max(node_patience, queue_patience, line_patience)
         return Seconds(min(line_moved_at + line_patience, self._moved_at + own_patience) - now)
 
     def _queue_patience(self) -> Seconds:
@@ -416,9 +420,10 @@ class Transfer:
     def _patience(self) -> Patience:
         return Patience(self._clock, limit=self._settings.node_patience, retry=self._settings.node_retry)
 
-    async def _bear(self, error: PddError, patience: Patience) -> None:
+    async def _bear(self, error: PddError, patience: Patience, *, is_targets: bool = False) -> None:
         """Waits a little if waiting can help; else the transfer has failed."""
         if isinstance(error, ContextTooLong | Incompatible | BlocksLost) or not await patience.bear():
+            self.is_targets_fault = is_targets
             self._settle(TransferState.FAILED, error)
 
     def _settle(self, state: TransferState, error: PddError | None) -> None:
