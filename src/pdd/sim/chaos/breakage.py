@@ -22,6 +22,9 @@ from pdd.sim.world import World
 
 Note = Callable[[str], None]
 
+_LAG = Seconds(0.05)
+"""By how much a node lags for each time that it is slower."""
+
 
 class History:
     """When which engine could not be relied on."""
@@ -144,9 +147,9 @@ class Breakage:
     @asynccontextmanager
     async def _broken_while(self, fault: Fault) -> AsyncGenerator[None]:
         match fault.kind:
-            case FaultKind.NODE_KILL | FaultKind.NODE_HANG | FaultKind.NODE_BREAK:
+            case FaultKind.NODE_KILL | FaultKind.NODE_HANG | FaultKind.NODE_SLOW | FaultKind.NODE_BREAK:
                 context = self._node_broken(fault)
-            case FaultKind.LAN_CUT | FaultKind.LAN_SLOW:
+            case FaultKind.LAN_CUT | FaultKind.LAN_STALL | FaultKind.LAN_SLOW:
                 context = self._lan_broken(fault)
             case FaultKind.WAN_CUT | FaultKind.WAN_STALL | FaultKind.WAN_SLOW:
                 context = self._wan_broken(fault)
@@ -184,9 +187,13 @@ class Breakage:
                 if fault.duration is not None:
                     node.restart()
             case FaultKind.NODE_HANG:
-                faulty.upstream.hold()
+                node.hang()
                 yield
-                faulty.upstream.let_go()
+                node.resume()
+            case FaultKind.NODE_SLOW:
+                node.slow_down(Seconds(fault.factor * _LAG))
+                yield
+                node.slow_down(Seconds(0.0))
             case _:
                 await faulty.break_off()
                 yield
@@ -219,8 +226,8 @@ class Breakage:
             match fault.kind:
                 case FaultKind.LAN_CUT | FaultKind.WAN_CUT:
                     network.cut(line)
-                case FaultKind.WAN_STALL:
-                    line.stall()
+                case FaultKind.LAN_STALL | FaultKind.WAN_STALL:
+                    network.stall(line)
                 case _:
                     line.rate = BytesPerSecond(line.rate / fault.factor)
         yield
@@ -228,8 +235,8 @@ class Breakage:
             match fault.kind:
                 case FaultKind.LAN_CUT | FaultKind.WAN_CUT:
                     network.restore(line)
-                case FaultKind.WAN_STALL:
-                    line.resume()
+                case FaultKind.LAN_STALL | FaultKind.WAN_STALL:
+                    network.resume(line)
                 case _:
                     line.rate = rate
 

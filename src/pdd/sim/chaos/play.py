@@ -96,6 +96,7 @@ class _Stage:
         )
 
     async def play(self) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._on_crash)
         async with asyncio.timeout(BOUND_S):
             engines, nodes, world = self._build()
             async with running(world):
@@ -136,6 +137,10 @@ class _Stage:
             cache_tokens=table.cache_tokens,
             connect_store=lambda: node.open_store(table.name),
         )
+
+    def _on_crash(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:  # noqa: ARG002
+        """A callback, or a task that nobody awaited, failed."""
+        self.find(Wrong.CRASHED, f"{context.get('message')}: {context.get('exception')!r}")
 
     def _on_command(self, request: RequestId, command: Command) -> None:
         self._commands.saw(command)
