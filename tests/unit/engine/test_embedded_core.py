@@ -64,6 +64,25 @@ def test_an_extend_leaves_the_known_tokens_cached():
     assert core.stats().num_computed_tokens - before == len(PROMPT) - 64
 
 
+@pytest.mark.parametrize("num_known", [65, 300, 1000])
+def test_a_long_extend_costs_other_streams_one_chunk_a_token_and_no_token(num_known: int):
+    core = make_core(core_settings(prefill_chunk_tokens=64))
+    streams = [core.make_sequence(generation(PROMPT, max_tokens=100, salt=salt)) for salt in ("a", "b", "c")]
+    extend = core.make_sequence(generation(prompt(num_known, seed=1), num_prompt=10, max_tokens=1))
+    for stream in streams:
+        core.add(stream)
+    with torch.inference_mode():
+        while not all(stream.num_generated_tokens for stream in streams):
+            core.step()
+        core.add(extend)
+        for _ in range(-(-num_known // 64)):
+            before = core.stats().num_computed_tokens
+            drawn = core.step()
+            assert [each.sequence for each in drawn if each.sequence is not extend] == streams
+            assert core.stats().num_computed_tokens - before <= 64 + len(streams)
+    assert extend.num_generated_tokens == 1
+
+
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 63, 64, 65])
 def test_the_last_known_token_is_always_computed(num_tokens):
     core = make_core()
