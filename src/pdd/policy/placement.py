@@ -37,7 +37,9 @@ class WorkerView:
     load: float
     """Requests that sit there, per generation that can run at once."""
     has_room: bool = True
-    """Its KV node answers, and has room for the request's blocks."""
+    """Its KV node is there, and has room for the request's blocks."""
+    late: bool = False
+    """Its engine or its node has not answered its check yet: it may be down, but nobody knows."""
     lost_here: bool = False
     trusted: bool = True
 
@@ -46,9 +48,9 @@ class WorkerView:
         return self.own + self.queue
 
     @property
-    def doubts(self) -> tuple[bool, bool, bool]:
+    def doubts(self) -> tuple[bool, bool, bool, bool]:
         """What speaks against it, the worst first; the candidates with the fewest are compared by cost."""
-        return (not self.trusted, self.lost_here, not self.has_room)
+        return (not self.trusted, self.lost_here, self.late, not self.has_room)
 
 
 def choose_worker(views: Sequence[WorkerView], rule: PlacementRule, *, home: WorkerId | None) -> WorkerId:

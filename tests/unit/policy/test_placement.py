@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -47,20 +48,18 @@ def test_a_conversation_whose_home_is_down_goes_where_it_costs_least() -> None:
     assert choose(view(A, own=2.0), view(B, own=1.0), home=C) == B
 
 
-@pytest.mark.parametrize("doubt", ["trusted", "lost_here", "has_room"])
+@pytest.mark.parametrize("doubt", ["trusted", "lost_here", "late", "has_room"])
 @pytest.mark.parametrize("home", [None, A])
 def test_one_in_doubt_is_chosen_only_if_there_is_no_other(doubt: str, home: WorkerId | None) -> None:
-    doubtful = replace(view(A, own=0.0), **{doubt: doubt == "lost_here"})
+    doubtful = replace(view(A, own=0.0), **{doubt: doubt in {"lost_here", "late"}})
     assert choose(doubtful, view(B, own=99.0, queue=99.0), home=home) == B
     assert choose(doubtful, home=home) == A
 
 
-def test_an_open_breaker_weighs_more_than_a_loss_and_a_loss_more_than_a_full_node() -> None:
-    open_breaker = replace(view(A), trusted=False)
-    lost_here = replace(view(B), lost_here=True)
-    full = replace(view(C), has_room=False)
-    assert choose(open_breaker, lost_here) == B
-    assert choose(lost_here, full) == C
+def test_doubts_are_weighed_one_before_the_other() -> None:
+    doubts = {"trusted": False, "lost_here": True, "late": True, "has_room": False}
+    for worse, better in pairwise(doubts):
+        assert choose(replace(view(A), **{worse: doubts[worse]}), replace(view(B), **{better: doubts[better]})) == B
 
 
 def test_the_naive_rule_sees_load_alone_but_not_whom_to_avoid() -> None:

@@ -350,6 +350,43 @@ def test_a_worker_whose_node_does_not_answer_is_passed_over(role: Role, node: st
     stage.play(scene)
 
 
+@pytest.mark.parametrize("what", ["engine", "node"])
+def test_a_worker_that_is_late_with_an_answer_is_passed_over_long_before_it_counts_as_down(what: str) -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        stage.landed("nm0", LONG)
+        if what == "engine":
+            stage.engines["m0"].hangs = True
+        else:
+            stage.nodes["nm0"].hang()
+        await asyncio.sleep(2.1)
+        assert stage.pool.num_up(MD) == 2
+        assert stage.take(MD, LONG, near="p0", conversation=talk(main_decode="m0")) == "m1"
+        stage.engines["m0"].hangs = False
+        stage.nodes["nm0"].resume()
+        await asyncio.sleep(3.0)
+        assert stage.take(MD, LONG, near="p0", conversation=talk(main_decode="m0")) == "m0"
+
+    stage.play(scene)
+
+
+def test_an_engine_whose_tokens_come_is_not_late_whatever_its_check_does() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        seat = stage.sit(MD)
+        stage.engines["m0"].hangs = True
+        for _ in range(21):
+            await asyncio.sleep(0.4)
+            seat.lifetime.heard = True
+            assert stage.take(MD, conversation=talk(main_decode="m0")) == "m0"
+            for taken in [s for state in stage.pool.candidates(MD) for s in state.seats]:
+                stage.pool.release(taken)
+
+    stage.play(scene)
+
+
 # Conversations --------------------------------------------------------------------------------------------------------
 
 
@@ -474,9 +511,11 @@ def test_decoders_need_room_for_all_that_the_request_may_become() -> None:
     stage = Stage()
 
     async def scene() -> None:
-        assert name(seats_of(stage, num_blocks=501).take(MD)) == "m0"
         stage.landed("nm0", LONG)
-        assert name(seats_of(stage, num_blocks=501).take(MD)) == "m1"
+        for chosen in ("m0", "m1"):
+            seats = seats_of(stage, num_blocks=501)
+            seats.take(P)
+            assert name(seats.take(MD)) == chosen
 
     stage.play(scene)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pdd.core.blocks import BlockHash
 from pdd.core.clock import Clock
-from pdd.core.ids import WorkerId
+from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Role
 from pdd.core.topology import PlacementRule
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
@@ -63,58 +63,69 @@ class Placement:
         if not states:
             return None
         source = None if near is None else self._pool.worker(near)
-        missing = {state.worker.name: self._num_missing(state.worker, hashes, source) for state in states}
-        views = [self._view(state, missing[state.worker.name], source, avoid, num_blocks) for state in states]
+        missing = self._count_missing(states, hashes, source)
+        views = [self._view(state, missing[state.worker.node.node], source, avoid, num_blocks) for state in states]
         home = None if conversation is None else conversation.workers.get(role)
-        name = choose_worker(views, self._rule, home=home)
-        return self._pool.take(name, num_missing=missing[name], num_blocks=num_blocks)
+        chosen = self._pool.worker(choose_worker(views, self._rule, home=home))
+        return self._pool.take(chosen.name, num_missing=missing[chosen.node.node], num_blocks=num_blocks)
 
-    def _num_missing(self, worker: Worker, hashes: Sequence[BlockHash], source: Worker | None) -> int:
-        if source is not None and worker.node is source.node:
-            return 0  # prefill writes them there
-        return len(hashes) - self._directory.prefix_at(worker.node.node, hashes)
+    def _count_missing(
+        self, states: Sequence[WorkerState], hashes: Sequence[BlockHash], source: Worker | None
+    ) -> Mapping[NodeId, int]:
+        """What each node lacks of the prompt. Prefill's own will lack nothing: there it is written."""
+        missing: dict[NodeId, int] = {}
+        for state in states:
+            node = state.worker.node
+            if source is not None and node is source.node:
+                missing[node.node] = 0
+            elif node.node not in missing:
+                missing[node.node] = len(hashes) - self._directory.prefix_at(node.node, hashes)
+        return missing
 
     def _view(
         self, state: WorkerState, num_missing: int, source: Worker | None, avoid: frozenset[WorkerId], num_blocks: int
     ) -> WorkerView:
         worker, now = state.worker, self._clock.now()
+        slowness = self._pool.pace(worker.role).slowness(worker.name, now)
         if worker.role is Role.PREFILL:
-            own, queue = self._prefill_costs(state, num_missing)
+            own, queue = self._prefill_costs(state, num_missing, slowness)
         else:
-            own, queue = self._decode_costs(state, num_missing, source)
+            own, queue = self._decode_costs(state, num_missing, slowness, source)
         return WorkerView(
             name=worker.name,
             own=own,
             queue=queue,
             load=len(state.seats) / worker.max_batch,
-            has_room=self._has_room(worker, num_blocks),
+            has_room=self._has_room(state, num_blocks),
+            late=state.is_late(now),
             lost_here=worker.name in avoid,
             trusted=state.breaker.lets_through(now),
         )
 
-    def _prefill_costs(self, state: WorkerState, num_missing: int) -> tuple[Seconds, Seconds]:
+    def _prefill_costs(self, state: WorkerState, num_missing: int, slowness: float) -> tuple[Seconds, Seconds]:
         """Prefill is bound by compute: who comes later waits until all blocks before are computed."""
-        pace = self._pool.pace(Role.PREFILL)
-        block_s = (pace.unit_s or _BLOCK_UNKNOWN) * pace.slowness(state.worker.name, self._clock.now())
+        block_s = (self._pool.pace(Role.PREFILL).unit_s or _BLOCK_UNKNOWN) * slowness
         return Seconds(block_s * (num_missing + 1)), Seconds(block_s * (state.num_missing + len(state.seats)))
 
-    def _decode_costs(self, state: WorkerState, num_missing: int, source: Worker | None) -> tuple[Seconds, Seconds]:
+    def _decode_costs(
+        self, state: WorkerState, num_missing: int, slowness: float, source: Worker | None
+    ) -> tuple[Seconds, Seconds]:
         """A slow decoder costs its slowness already when it is alone."""
-        pace = self._pool.pace(state.worker.role)
-        typical = (pace.typical_s or _TYPICAL_UNKNOWN) * pace.slowness(state.worker.name, self._clock.now())
-        queue = predict_decode_queue(
-            running=len(state.seats), max_batch=state.worker.max_batch, typical=Seconds(typical)
-        )
-        return Seconds(self._sending_time(num_missing, source, state.worker) + typical), queue
+        typical = Seconds((self._pool.pace(state.worker.role).typical_s or _TYPICAL_UNKNOWN) * slowness)
+        sending = self._sending_time(num_missing, source, state.worker)
+        queue = predict_decode_queue(running=len(state.seats), max_batch=state.worker.max_batch, typical=typical)
+        return Seconds(sending + typical), queue
 
     def _sending_time(self, num_missing: int, source: Worker | None, target: Worker) -> Seconds:
+        if num_missing == 0:
+            return Seconds(0.0)
         rate = None if source is None else self._lines.forecast(source, target).rate
         return Seconds(num_missing * self._block_bytes / (rate or _UNKNOWN_RATE))
 
-    def _has_room(self, worker: Worker, num_blocks: int) -> bool:
+    def _has_room(self, state: WorkerState, num_blocks: int) -> bool:
         """Its node's last books may be a second old, so what was promised to seats since then counts as well."""
-        stats = self._pool.node_stats.get(worker.node.node)
+        stats = self._pool.node_stats.get(state.worker.node.node)
         if stats is None:
             return False
-        taken = max(stats.reserved_blocks + stats.leased_blocks, self._pool.num_promised(worker.node.node))
-        return worker.role is Role.PREFILL or taken + num_blocks <= stats.capacity_blocks
+        taken = max(stats.reserved_blocks + stats.leased_blocks, state.node.num_promised)
+        return state.worker.role is Role.PREFILL or taken + num_blocks <= stats.capacity_blocks

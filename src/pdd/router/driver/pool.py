@@ -23,7 +23,7 @@ from pdd.kvnode.base import NodeClient, NodeStats
 from pdd.policy.health import Pulse
 from pdd.policy.pace import RolePace
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.worker import Lifetime, Seat, Worker, WorkerState, WorkerStatus
+from pdd.router.driver.worker import Attention, Lifetime, NodeState, Seat, Worker, WorkerState, WorkerStatus
 
 __all__ = ["Pool", "Seat", "Worker", "WorkerStatus"]
 
@@ -40,11 +40,12 @@ class Pool:
         self, workers: Sequence[Worker], settings: DriverSettings, clock: Clock, *, model: str | None = None
     ) -> None:
         ordered = sorted(workers, key=lambda worker: worker.name)
-        self._states = {worker.name: WorkerState.of(worker, settings.health) for worker in ordered}
-        self._nodes = {worker.node.node: worker.node for worker in ordered}
+        nodes = {worker.node.node: worker.node for worker in ordered}
+        self._nodes = {name: NodeState(node, Attention(Pulse(settings.health))) for name, node in nodes.items()}
+        self._states = {
+            worker.name: WorkerState.of(worker, self._nodes[worker.node.node], settings.health) for worker in ordered
+        }
         self._node_stats: dict[NodeId, NodeStats] = {}
-        self._node_pulses = {name: Pulse(settings.health) for name in self._nodes}
-        self._node_returns = dict.fromkeys(self._nodes, 0)
         self._paces = {role: RolePace() for role in Role}
         self._health = settings.health
         self.clock = clock
@@ -58,17 +59,17 @@ class Pool:
         async with asyncio.TaskGroup() as checks:
             for state in self._states.values():
                 checks.create_task(self._check(state), name=f"first check of {state.worker.name}")
-            for node in self._nodes.values():
-                checks.create_task(self._check_node(node), name=f"first check of {node.node}")
+            for name, node in self._nodes.items():
+                checks.create_task(self._check_node(node), name=f"first check of {name}")
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Asks everybody again and again until ``stop``."""
         for state in self._states.values():
             check = self._keep_checking(state)
             self._checks.append(tasks.create_task(check, name=f"checks of {state.worker.name}"))
-        for node in self._nodes.values():
+        for name, node in self._nodes.items():
             check = self._keep_checking_node(node)
-            self._checks.append(tasks.create_task(check, name=f"checks of {node.node}"))
+            self._checks.append(tasks.create_task(check, name=f"checks of {name}"))
 
     def stop(self) -> None:
         """Ends the checks."""
@@ -106,7 +107,7 @@ class Pool:
     @property
     def nodes(self) -> Mapping[NodeId, NodeClient]:
         """The nodes of all workers."""
-        return self._nodes
+        return {name: state.node for name, state in self._nodes.items()}
 
     @property
     def node_stats(self) -> Mapping[NodeId, NodeStats]:
@@ -120,7 +121,7 @@ class Pool:
 
     def node_returns(self, node: NodeId) -> int:
         """How often the node came (back): it answered after it had not, or as another process."""
-        return self._node_returns[node]
+        return self._nodes[node].returns
 
     def status(self) -> tuple[WorkerStatus, ...]:
         now = self.clock.now()
@@ -178,10 +179,6 @@ class Pool:
         pace = self._paces[seat.worker.role]
         pace.record(seat.worker.name, work=num_tokens, seconds=seconds, now=self.clock.now())
 
-    def num_promised(self, node: NodeId) -> int:
-        """Blocks for which the seats at a node's workers need room."""
-        return sum(state.num_blocks for state in self._states.values() if state.worker.node.node == node)
-
     def _of(self, role: Role) -> list[WorkerState]:
         return [state for state in self._states.values() if state.worker.role is role]
 
@@ -204,12 +201,15 @@ class Pool:
         asked = state.lifetime
         if asked is not None:
             asked.heard = False
+        state.attention.asked(self.clock.now())
         try:
             async with asyncio.timeout(self._health.timeout_s):
                 info = await state.worker.engine.info()
         except TimeoutError:
-            if asked is None or not asked.heard:
-                state.pulse.missed()
+            if asked is not None and asked.heard:
+                state.attention.heard()
+            else:
+                state.attention.pulse.missed()
                 self._consider(state, f"no answer to a health check within {self._health.timeout_s:g} s")
                 if state.lifetime is not None:
                     state.check_now.set()  # its silence was pause enough
@@ -228,8 +228,8 @@ class Pool:
             self._set_down(state, f"it serves model {info.model!r}, not {self._model!r}")
             return
         state.suspect = False
-        state.pulse.answered()
-        if state.pulse.up:
+        state.attention.answered()
+        if state.attention.pulse.up:
             self._set_up(state, info.instance)
 
     def _set_up(self, state: WorkerState, instance: str) -> None:
@@ -244,13 +244,13 @@ class Pool:
 
     def _set_down(self, state: WorkerState, why: str) -> None:
         """At once, whatever the checks before said."""
-        state.pulse.refused()
+        state.attention.pulse.refused()
         self._consider(state, why)
 
     def _consider(self, state: WorkerState, why: str) -> None:
         """A check failed: perhaps it is one too many."""
         state.why_down = why
-        if state.lifetime is None or state.pulse.up:
+        if state.lifetime is None or state.attention.pulse.up:
             return
         _logger.warning("worker_down worker=%s role=%s reason=%s", state.worker.name, state.worker.role, why)
         lifetime, state.lifetime, state.suspect = state.lifetime, None, False
@@ -258,25 +258,28 @@ class Pool:
 
     # How nodes are asked ----------------------------------------------------------------------------------------------
 
-    async def _keep_checking_node(self, node: NodeClient) -> None:
+    async def _keep_checking_node(self, state: NodeState) -> None:
         while True:
             await self.clock.sleep(self._health.interval_s)
-            await self._check_node(node)
+            await self._check_node(state)
 
-    async def _check_node(self, node: NodeClient) -> None:
+    async def _check_node(self, state: NodeState) -> None:
         """Its last books stand for it until it is known to be away."""
-        pulse = self._node_pulses[node.node]
+        state.attention.asked(self.clock.now())
         try:
             async with asyncio.timeout(self._health.timeout_s):
-                stats = await node.stats()
+                stats = await state.node.stats()
         except TimeoutError:
-            pulse.missed()
+            state.attention.pulse.missed()
         except NodeFailed:
-            pulse.refused()
+            state.attention.pulse.refused()
         else:
-            pulse.answered()
-            if self.node_instance(node.node) != stats.instance:
-                self._node_returns[node.node] += 1
-            self._node_stats[node.node] = stats
-        if not pulse.up:
-            self._node_stats.pop(node.node, None)
+            self._note_books(state, stats)
+        if not state.attention.pulse.up:
+            self._node_stats.pop(state.node.node, None)
+
+    def _note_books(self, state: NodeState, stats: NodeStats) -> None:
+        state.attention.answered()
+        if self.node_instance(stats.node) != stats.instance:
+            state.returns += 1
+        self._node_stats[stats.node] = stats

@@ -79,15 +79,53 @@ class Seat:
         return self.lifetime.ended
 
 
+LATE_AFTER = Seconds(1.0)
+"""Long before an unanswered check counts as lost, it is a reason to send a new request elsewhere."""
+
+
+@dataclass(slots=True)
+class Attention:
+    """Whether somebody answers checks, and how late it is with the present one."""
+
+    pulse: Pulse
+    asked_at: Seconds | None = None
+    """Of the first check since the last answer."""
+
+    def asked(self, now: Seconds) -> None:
+        self.asked_at = now if self.asked_at is None else self.asked_at
+
+    def answered(self) -> None:
+        self.asked_at = None
+        self.pulse.answered()
+
+    def heard(self) -> None:
+        """No answer, but a sign of life."""
+        self.asked_at = None
+
+    def is_late(self, now: Seconds) -> bool:
+        return self.asked_at is not None and now - self.asked_at >= LATE_AFTER
+
+
+@dataclass(slots=True)
+class NodeState:
+    """What changes about a KV node. ``num_promised``: blocks for which the seats at its workers need room."""
+
+    node: NodeClient
+    attention: Attention
+    returns: int = 0
+    num_promised: int = 0
+
+
 @dataclass(slots=True)
 class WorkerState:
     """What changes about a worker. ``suspect``: something broke off there, and no check was answered since.
 
-    ``num_missing`` and ``num_blocks`` are the sums over its seats.
+    ``num_missing`` is the sum over its seats.
     """
 
     worker: Worker
-    pulse: Pulse
+    node: NodeState
+    attention: Attention
     breaker: Breaker
     lifetime: Lifetime | None = None
     suspect: bool = False
@@ -96,18 +134,22 @@ class WorkerState:
     restarts: int = 0
     seats: dict[Seat, None] = field(default_factory=dict[Seat, None])
     num_missing: int = 0
-    num_blocks: int = 0
     last_prefill_at: Seconds = Seconds(0.0)
     check_now: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
-    def of(cls, worker: Worker, rule: HealthTable) -> WorkerState:
-        return cls(worker, Pulse(rule), Breaker(rule))
+    def of(cls, worker: Worker, node: NodeState, rule: HealthTable) -> WorkerState:
+        return cls(worker, node, Attention(Pulse(rule)), Breaker(rule))
 
     @property
     def up(self) -> bool:
         """Requests may be sent there."""
         return self.lifetime is not None and not self.suspect
+
+    def is_late(self, now: Seconds) -> bool:
+        """Its engine or its node is late with an answer: what is sent there may get nowhere."""
+        silent = self.attention.is_late(now) and not (self.lifetime is not None and self.lifetime.heard)
+        return silent or self.node.attention.is_late(now)
 
     def take(self, now: Seconds, *, num_missing: int, num_blocks: int) -> Seat:
         """A new seat. Call only while it is up."""
@@ -122,14 +164,14 @@ class WorkerState:
         )
         self.seats[seat] = None
         self.num_missing += num_missing
-        self.num_blocks += num_blocks
+        self.node.num_promised += num_blocks
         return seat
 
     def release(self, seat: Seat) -> None:
         if seat in self.seats:
             del self.seats[seat]
             self.num_missing -= seat.num_missing
-            self.num_blocks -= seat.num_blocks
+            self.node.num_promised -= seat.num_blocks
             if seat.is_trial:
                 self.breaker.end_trial()
 
