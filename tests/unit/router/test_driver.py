@@ -15,7 +15,7 @@ from pdd.core.units import Seconds
 from pdd.engine.scripted.engine import Faults, Script
 from pdd.protocol import relay
 from pdd.router.base import EmittedSpan, Steering
-from pdd.router.driver.service import RunningAnswer
+from pdd.router.driver.answer import RunningAnswer
 from pdd.sim.loop import run
 from tests.support.worlds import (
     BLOCK_BYTES,

@@ -178,7 +178,45 @@ def test_a_client_in_line_is_told_when_the_router_stops() -> None:
     run(main())
 
 
-def test_a_request_whose_turn_comes_when_nobody_is_up_is_told_so() -> None:
+def test_a_reader_that_leaves_before_its_request_began_leaves_nothing_behind() -> None:
+    async def scene(world: World) -> None:
+        async with asyncio.timeout(1.0), world.driver.open(request(0, max_tokens=1000)):
+            pass
+        async with world.driver.open(request(1)) as first:
+            async with world.driver.open(request(2, max_tokens=1000)) as second:
+                tokens = [token async for span in first for token in span.tokens]
+                assert len(tokens) == 20
+                await until(lambda: world.driver.room.num_waiting == 0)
+            assert second.report.events[-1].name == "client_left"
+
+    play(replace(settings(), max_spans_ahead=2), scene)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - the very moment counts
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("downtime", [0.5, 5.0])
+def test_those_in_line_outlast_a_restart_of_the_only_prefill(downtime: float) -> None:
+    async def scene(world: World) -> None:
+        (prefill,) = world.engines[Role.PREFILL]
+
+        async def restart() -> None:
+            await asyncio.sleep(0.2)
+            prefill.die()
+            await asyncio.sleep(downtime)
+            prefill.revive()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(restart())
+            answers = await together(world, [request(number) for number in range(6)])
+        assert len(served(answers)) == 6
+
+    play(settings(), scene)
+
+
+def test_those_in_line_are_told_when_nobody_came_back_in_time() -> None:
     async def scene(world: World) -> None:
         async def fail_everybody() -> None:
             await asyncio.sleep(0.2)
@@ -189,7 +227,8 @@ def test_a_request_whose_turn_comes_when_nobody_is_up_is_told_so() -> None:
             tasks.create_task(fail_everybody())
             answers = await together(world, [request(0, max_tokens=200), request(1)])
         assert [isinstance(answer, Unavailable) for answer in answers] == [True, True]
-        assert world.driver.room.shed[ShedReason.NO_WORKER] == 1
+        assert sum(world.driver.room.shed.values()) == 1
+        assert asyncio.get_running_loop().time() < 60
 
     play(settings(), scene)
 

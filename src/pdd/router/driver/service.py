@@ -7,16 +7,16 @@ a virtual clock, against scripted engines or real ones.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 from pdd.core.clock import Clock
-from pdd.core.errors import LocalProtocolError, PddError, Unavailable
+from pdd.core.errors import LocalProtocolError, Unavailable
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import Role
 from pdd.core.units import Bytes, Seconds
-from pdd.protocol import relay
-from pdd.router.base import EmittedSpan, RequestReport, TokenRequest
+from pdd.router.base import TokenRequest
+from pdd.router.driver.answer import RunningAnswer
 from pdd.router.driver.conversations import Conversations
 from pdd.router.driver.directory import BlockDirectory
 from pdd.router.driver.lines import LineBook
@@ -33,58 +33,6 @@ from pdd.telemetry.events import EventSink
 
 ALONE_LOAD = 0.9
 """While no main decode is up, answers go on at relay decode alone up to this load: those that it has begun come first."""
-
-
-class RunningAnswer:
-    """A ``router.base.Answer`` whose request stands in line first, then runs as a task of the driver."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self.reporter = reporter
-        self._run: RequestRun | None = None
-        self._refusal: PddError | None = None
-        self._decided = asyncio.Event()
-        self._completed = False
-
-    @property
-    def report(self) -> RequestReport:
-        return self.reporter.report
-
-    def __aiter__(self) -> AsyncIterator[EmittedSpan]:
-        return self
-
-    async def __anext__(self) -> EmittedSpan:
-        await self._decided.wait()
-        if self._refusal is not None:
-            raise self._refusal
-        assert self._run is not None
-        span = await self._run.outbox.receive()
-        if span is None:
-            raise StopAsyncIteration
-        return span
-
-    def begin(self, run: RequestRun) -> None:
-        """The request has its place."""
-        self._run = run
-        self._decided.set()
-
-    def refuse(self, error: PddError) -> None:
-        """The request will not run."""
-        self.reporter.close("refused")
-        self._refusal = error
-        self._decided.set()
-
-    def complete(self) -> None:
-        """See ``router.base.Answer``. Idempotent."""
-        if self._run is not None and not self._completed:
-            self._completed = True
-            self._run.inbox.post_first(relay.AnswerComplete())
-
-    def leave(self) -> None:
-        """The reader is gone: whatever it did not take is dropped, and unless the answer is complete it is aborted."""
-        if self._run is not None:
-            self._run.outbox.discard()
-            if not self._completed:
-                self._run.inbox.post_first(relay.ClientLeft())
 
 
 class Driver:
@@ -199,31 +147,39 @@ class Driver:
     async def _serve(self, request: TokenRequest, answer: RunningAnswer, place: Place) -> None:
         """One request's task: the line, then the run."""
         try:
-            if await self._wait_in_line(answer, place):
-                run = RequestRun(request, self._shared, answer.reporter)
-                answer.begin(run)
-                await run.run()
+            await self._stand_in_line(answer, place)
+            if answer.left:  # a reader that still listens is one whom a router that stops has left
+                raise Unavailable("the router is stopping", retry_after_s=self._settings.retry_after)
+        except Unavailable as error:
+            answer.refuse(error)
+        else:
+            run = RequestRun(request, self._shared, answer.reporter)
+            answer.begin(run)
+            await run.run()
         finally:
             self.room.leave(place)
 
-    async def _wait_in_line(self, answer: RunningAnswer, place: Place) -> bool:
-        """Whether the request may run; if not, its answer has been told why."""
+    async def _stand_in_line(self, answer: RunningAnswer, place: Place) -> None:
+        """Waits until the request may run, or its reader has left. Raises Unavailable when it has waited for too long."""
         if self.room.has_place(place):
-            return True
+            return
         answer.reporter.note("queued", waiting=self.room.num_waiting)
         try:
-            called = await self.room.wait(place)
+            await self.room.wait(place)
+            await self._wait_for_workers(answer, place)
+        finally:
             answer.report.queued_s = Seconds(self._shared.clock.now() - place.entered_at)
-            if called:
+        answer.reporter.note("admitted", queued_s=round(answer.report.queued_s, 6))
+
+    async def _wait_for_workers(self, answer: RunningAnswer, place: Place) -> None:
+        """A request that stood in line does not fall to an engine that is just being restarted: it waits on, as long as
+        it may wait at all.
+        """
+        until = place.entered_at + self._settings.admission.max_queue_s
+        while not answer.left and self._who_is_missing() is not None:
+            if self._shared.clock.now() >= until:
                 self._require_workers()
-                answer.reporter.note("admitted", queued_s=round(answer.report.queued_s, 6))
-            else:
-                stopping = Unavailable("the router is stopping", retry_after_s=self._settings.retry_after)
-                answer.refuse(stopping)
-            return called
-        except Unavailable as error:
-            answer.refuse(error)
-            return False
+            await self._shared.clock.sleep(self._settings.node_retry)
 
     def _abandon(self, answer: RunningAnswer, place: Place) -> None:
         """Nobody waits for the answer any more: one that has its place ends by itself, one that stands in line leaves it."""
@@ -257,10 +213,16 @@ class Driver:
 
     def _require_workers(self) -> None:
         """Raises Unavailable when nobody could begin, or go on with, a request."""
+        missing = self._who_is_missing()
+        if missing is not None:
+            raise self.room.nobody_is_up(missing)
+
+    def _who_is_missing(self) -> str | None:
         if not self.pool.has(Role.PREFILL):
-            raise self.room.nobody_is_up("no prefill worker is up")
+            return "no prefill worker is up"
         if not self.pool.has(Role.MAIN_DECODE) and self.pool.load(Role.RELAY_DECODE) >= ALONE_LOAD:
-            raise self.room.nobody_is_up("no main decode worker is up, and relay decode has no room for whole answers")
+            return "no main decode worker is up, and relay decode has no room for whole answers"
+        return None
 
 
 async def _wait_shielded(task: asyncio.Task[None]) -> None:

@@ -83,8 +83,8 @@ class WaitingRoom:
         """Whether the request was called, and has not left since."""
         return self._line.runs(place.entry)
 
-    async def wait(self, place: Place) -> bool:
-        """True when the request has its place; False when it has left meanwhile.
+    async def wait(self, place: Place) -> None:
+        """Until the request has its place, or has left.
 
         Raises:
             CapacityExhausted: it has waited for too long.
@@ -96,7 +96,6 @@ class WaitingRoom:
         except TimeoutError:
             if not self.has_place(place):
                 raise self._turned_away(ShedReason.QUEUE_TIMEOUT, place.entry) from None
-        return self.has_place(place)
 
     def leave(self, place: Place) -> None:
         """The request is over, or waits no more. Idempotent."""
