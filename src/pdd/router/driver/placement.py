@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pdd.core.blocks import BlockHash
 from pdd.core.clock import Clock
@@ -21,6 +22,16 @@ _UNKNOWN_RATE = BytesPerSecond(1.25e9)
 """Assumed of a line of which nothing is known."""
 _TYPICAL_UNKNOWN = Seconds(1.0)
 _BLOCK_UNKNOWN = Seconds(0.01)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What is the same for all candidates."""
+
+    source: Worker | None
+    avoid: frozenset[WorkerId]
+    num_blocks: int
+    now: Seconds
 
 
 class Placement:
@@ -64,7 +75,8 @@ class Placement:
             return None
         source = None if near is None else self._pool.worker(near)
         missing = self._count_missing(states, hashes, source)
-        views = [self._view(state, missing[state.worker.node.node], source, avoid, num_blocks) for state in states]
+        question = _Question(source=source, avoid=avoid, num_blocks=num_blocks, now=self._clock.now())
+        views = [self._view(state, missing[state.worker.node.node], question) for state in states]
         home = None if conversation is None else conversation.workers.get(role)
         chosen = self._pool.worker(choose_worker(views, self._rule, home=home))
         return self._pool.take(chosen.name, num_missing=missing[chosen.node.node], num_blocks=num_blocks)
@@ -82,23 +94,21 @@ class Placement:
                 missing[node.node] = len(hashes) - self._directory.prefix_at(node.node, hashes)
         return missing
 
-    def _view(
-        self, state: WorkerState, num_missing: int, source: Worker | None, avoid: frozenset[WorkerId], num_blocks: int
-    ) -> WorkerView:
-        worker, now = state.worker, self._clock.now()
+    def _view(self, state: WorkerState, num_missing: int, question: _Question) -> WorkerView:
+        worker, now = state.worker, question.now
         slowness = self._pool.pace(worker.role).slowness(worker.name, now)
         if worker.role is Role.PREFILL:
             own, queue = self._prefill_costs(state, num_missing, slowness)
         else:
-            own, queue = self._decode_costs(state, num_missing, slowness, source)
+            own, queue = self._decode_costs(state, num_missing, slowness, question.source)
         return WorkerView(
             name=worker.name,
             own=own,
             queue=queue,
             load=len(state.seats) / worker.max_batch,
-            has_room=self._has_room(state, num_blocks),
+            has_room=self._has_room(state, question.num_blocks),
             late=state.is_late(now),
-            lost_here=worker.name in avoid,
+            lost_here=worker.name in question.avoid,
             trusted=state.breaker.lets_through(now),
         )
 
