@@ -24,6 +24,7 @@ from pdd.router.clock import LoopClock
 from pdd.router.driver.pool import Worker
 from pdd.router.driver.service import Driver
 from pdd.router.driver.settings import DriverSettings
+from pdd.telemetry.events import EventSink
 
 VOCAB_SIZE = 1000
 BLOCK_TOKENS = 16
@@ -114,7 +115,7 @@ async def running_world(spec: WorldSpec | None = None) -> AsyncGenerator[World]:
         yield world
 
 
-def build_world(spec: WorldSpec) -> World:
+def build_world(spec: WorldSpec, *, sink: EventSink | None = None) -> World:
     network = MemoryNetwork(KV_FORMAT)
     line = MemoryLine(rate=spec.rate, delay=Seconds(spec.line_delay))
     back_line = MemoryLine(rate=spec.rate, delay=Seconds(spec.line_delay))
@@ -153,6 +154,7 @@ def build_world(spec: WorldSpec) -> World:
         rates={frozenset(("A", "B")): spec.rate},
         settings=spec.settings,
         on_command=lambda request, command: commands.append((request, command)),
+        sink=sink,
     )
     return World(spec, network, line, back_line, nodes, engines, driver, commands)
 

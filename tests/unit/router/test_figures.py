@@ -10,8 +10,9 @@ from pdd.core.topology import AdmissionTable
 from pdd.router.base import Steering
 from pdd.router.driver.figures import read_router
 from pdd.sim.loop import run
+from pdd.telemetry.events import Event
 from pdd.telemetry.metrics import Outcome, RouterMetrics
-from tests.support.worlds import SETTINGS, WorldSpec, ask, make_request, running_world
+from tests.support.worlds import SETTINGS, WorldSpec, ask, build_world, make_request, running_world
 from tests.unit.telemetry.test_metrics import value
 
 RELAYED = Steering(route=Route.RELAY)
@@ -73,3 +74,27 @@ def test_a_reading_counts_who_is_served_who_waits_and_what_the_line_owes() -> No
             assert line.backlog[SendClass.BACKGROUND] == 0
 
     run(main())
+
+
+def test_a_trace_holds_all_requests_and_all_comings_and_goings_on_one_clock() -> None:
+    events: list[Event] = []
+
+    async def main() -> None:
+        world = build_world(WorldSpec(), sink=events.append)
+        async with world.driver.running():
+            await asyncio.sleep(5)
+            _ = await ask(world, make_request(0))
+            (main_decode,) = world.engines[Role.MAIN_DECODE]
+            main_decode.die()
+            await asyncio.sleep(5)
+            main_decode.revive()
+            await asyncio.sleep(5)
+
+    run(main())
+    names = [event.name for event in events]
+    assert names[:4] == ["worker_up", "worker_up", "worker_up", "opened"]
+    assert names[-3:] == ["finished", "worker_down", "worker_up"]
+    assert [event.at for event in events] == sorted(event.at for event in events)
+    assert 5.0 <= events[3].at < 5.1
+    assert events[-1].fields == {"worker": "main_decode-0", "role": Role.MAIN_DECODE, "restarts": 1}
+    assert {event.request for event in events if event.name == "finished"} == {"r0"}

@@ -24,6 +24,7 @@ from pdd.policy.health import Pulse
 from pdd.policy.pace import RolePace
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.worker import Attention, Lifetime, NodeState, Seat, Worker, WorkerState, WorkerStatus
+from pdd.telemetry.events import Event, EventSink, Field
 
 __all__ = ["Pool", "Seat", "Worker", "WorkerStatus"]
 
@@ -33,11 +34,18 @@ _logger = logging.getLogger(__name__)
 class Pool:
     """Knows every worker of the topology. Its checks run between ``start`` and ``stop``.
 
-    ``model`` is what engines must serve; one that serves another is down. None: whatever they say is right.
+    ``model`` is what engines must serve; one that serves another is down. None: whatever they say is right. ``sink`` is
+    told of those that come and go.
     """
 
     def __init__(
-        self, workers: Sequence[Worker], settings: DriverSettings, clock: Clock, *, model: str | None = None
+        self,
+        workers: Sequence[Worker],
+        settings: DriverSettings,
+        clock: Clock,
+        *,
+        model: str | None = None,
+        sink: EventSink | None = None,
     ) -> None:
         ordered = sorted(workers, key=lambda worker: worker.name)
         nodes = {worker.node.node: worker.node for worker in ordered}
@@ -50,6 +58,7 @@ class Pool:
         self._health = settings.health
         self.clock = clock
         self._model = model
+        self._sink = sink
         self._checks: list[asyncio.Task[None]] = []
 
     # Checks -----------------------------------------------------------------------------------------------------------
@@ -153,6 +162,7 @@ class Pool:
             state.breaker.failed(self.clock.now())
             breaker = state.breaker.state(self.clock.now())
             _logger.warning("worker_suspect worker=%s role=%s breaker=%s", seat.worker.name, seat.worker.role, breaker)
+            self._tell("worker_suspect", state, breaker=breaker)
         state.suspect = True
         state.why_down = "a generation broke off, and no check was answered since"
         state.check_now.set()
@@ -241,6 +251,7 @@ class Pool:
             state.restarts += 1
         state.lifetime, state.last_instance = Lifetime(instance), instance
         _logger.info("worker_up worker=%s role=%s restarts=%d", state.worker.name, state.worker.role, state.restarts)
+        self._tell("worker_up", state, restarts=state.restarts)
 
     def _set_down(self, state: WorkerState, why: str) -> None:
         """At once, whatever the checks before said."""
@@ -253,8 +264,14 @@ class Pool:
         if state.lifetime is None or state.attention.pulse.up:
             return
         _logger.warning("worker_down worker=%s role=%s reason=%s", state.worker.name, state.worker.role, why)
+        self._tell("worker_down", state, reason=why)
         lifetime, state.lifetime, state.suspect = state.lifetime, None, False
         lifetime.end()
+
+    def _tell(self, name: str, state: WorkerState, **fields: Field) -> None:
+        if self._sink is not None:
+            of = {"worker": state.worker.name, "role": state.worker.role}
+            self._sink(Event(at=self.clock.now(), name=name, fields={**of, **fields}))
 
     # How nodes are asked ----------------------------------------------------------------------------------------------
 

@@ -50,9 +50,11 @@ class Driver:
         on_command: CommandHook | None = None,
         sink: EventSink | None = None,
     ) -> None:
-        """Engines that serve another model than ``model`` are down. ``sink`` gets all requests' events, at the clock's time."""
+        """Engines that serve another model than ``model`` are down. ``sink`` gets the events of all requests and workers, at
+        the clock's time.
+        """
         settings = settings or DriverSettings()
-        self.pool = Pool(workers, settings, clock, model=model)
+        self.pool = Pool(workers, settings, clock, model=model, sink=sink)
         self.room = WaitingRoom(settings, clock)
         self._settings = settings
         self.lines = lines = LineBook(
