@@ -10,6 +10,9 @@ from pdd.cli.output import Parser
 
 _COMMAND_MODULES: tuple[str, ...] = (
     "run",
+    "paper",
+    "compare",
+    "traces",
     "chaos",
 )
 """In the order in which ``pdd sim --help`` lists them."""

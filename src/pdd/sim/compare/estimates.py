@@ -29,11 +29,3 @@ def estimate(values: Sequence[float]) -> Estimate:
     quantile = _STUDENT_95[min(degrees, len(_STUDENT_95)) - 1]
     margin = quantile * stdev(values) / sqrt(len(values))
     return Estimate(mean=mean, low=mean - margin, high=mean + margin)
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Between the two nearest of ``ordered``, which is sorted and not empty."""
-    position = (len(ordered) - 1) * percent / 100
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)

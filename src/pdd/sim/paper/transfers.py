@@ -11,7 +11,7 @@ from itertools import islice
 from random import Random
 
 from pdd.core.units import Seconds, bytes_per_second
-from pdd.sim.compare.estimates import percentile
+from pdd.sim.compare.measures import Quantiles, quantiles
 from pdd.sim.line import carry
 from pdd.sim.paper.published import ANSWER_TOKENS, LINE_RATE, PROMPT_TOKENS, REQUESTS_PER_S
 from pdd.sim.workload.arrivals import Arrivals, arrival_times
@@ -42,9 +42,7 @@ class TransferTable:
 
     kind: str
     seed: int
-    p50: Seconds
-    p90: Seconds
-    p99: Seconds
+    took: Quantiles
     mean_wait_s: Seconds
     busy_share: float
     utilisation: float
@@ -56,14 +54,11 @@ def measure_transfers(job: TransferJob) -> TransferTable:
     transfers = draw_transfers(job)
     done = carry(transfers, rate=rate, delay=LATENCY, connections=NUM_CONNECTIONS)
     measured = done.transfers[len(transfers) // 10 :]
-    took = sorted(each.took_s for each in measured)
     waited = [each.waited_s for each in measured]
     return TransferTable(
         kind=job.kind,
         seed=job.seed,
-        p50=Seconds(percentile(took, 50)),
-        p90=Seconds(percentile(took, 90)),
-        p99=Seconds(percentile(took, 99)),
+        took=quantiles(each.took_s for each in measured),
         mean_wait_s=Seconds(sum(waited) / len(waited)),
         busy_share=sum(wait > 0 for wait in waited) / len(waited),
         utilisation=sum(num_bytes for _, num_bytes in transfers) / rate / done.duration_s,

@@ -164,7 +164,7 @@ class _Generator:
                 request_id=RequestId(f"{WARM_UP_PREFIX}{number}"),
                 arrival=Seconds(self._spec.warm_up_s / 2 * number / len(asked)),
                 prompt=stem,
-                answer=self._text.write(self._spec.answers.least),
+                answer=self._text.write(max(2, self._spec.answers.least)),
                 max_tokens=self._spec.max_tokens,
                 tenant=tenant,
             )

@@ -1,10 +1,10 @@
-"""Percentiles, means and how sure they are."""
+"""Means over seeds, and how sure they are."""
 
 from __future__ import annotations
 
 import pytest
 
-from pdd.sim.compare.estimates import estimate, percentile
+from pdd.sim.compare.estimates import estimate
 
 
 def test_one_seed_has_no_interval():
@@ -16,8 +16,3 @@ def test_the_interval_is_students():
     assert found.mean == 2.0
     assert found.high == pytest.approx(2.0 + 4.303 / 3**0.5)
     assert found.low == pytest.approx(2.0 - 4.303 / 3**0.5)
-
-
-@pytest.mark.parametrize(("percent", "value"), [(0, 1.0), (50, 2.5), (100, 4.0), (90, 3.7)])
-def test_percentiles_lie_between_the_nearest(percent, value):
-    assert percentile([1.0, 2.0, 3.0, 4.0], percent) == pytest.approx(value)

@@ -1,0 +1,58 @@
+"""What the commands that run many simulations share: their flags, their progress, how they write numbers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from time import monotonic
+
+from rich.table import Table
+
+from pdd.cli.ask.render import open_console
+from pdd.core.errors import ConfigError
+
+_MAX_SEEDS = 100
+_MAX_JOBS = 64
+_MAX_REQUESTS = 10_000_000
+
+
+def add_extent(parser: argparse.ArgumentParser, *, seeds: int, requests: int) -> None:
+    """``--seeds``, ``--requests``, ``--jobs``."""
+    parser.add_argument(
+        "--seeds", type=int, default=seeds, metavar="N", help="how often, each time drawn anew (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=requests, metavar="N", help="requests of each simulation (default: %(default)s)"
+    )
+    parser.add_argument("--jobs", type=int, default=2, metavar="J", help="processes (default: %(default)s)")
+
+
+def check_extent(args: argparse.Namespace) -> None:
+    """Raises ConfigError if a flag is out of range."""
+    for flag, most in (("seeds", _MAX_SEEDS), ("requests", _MAX_REQUESTS), ("jobs", _MAX_JOBS)):
+        if not 1 <= getattr(args, flag) <= most:
+            raise ConfigError(f"--{flag} {getattr(args, flag)}: it must be from 1 to {most}")
+
+
+def tell_progress() -> Callable[[str], None]:
+    """Lines on stderr, with the time that has passed."""
+    console, began = open_console(stderr=True), monotonic()
+    return lambda line: console.print(f"  {line} after {monotonic() - began:.0f} s")
+
+
+def plain_table(*headings: str) -> Table:
+    """The first column to the left, numbers to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left")
+    return table
+
+
+def number(value: float | None) -> str:
+    """Three digits that matter."""
+    return "–" if value is None else f"{value:.3g}"
+
+
+def percent(value: float | None) -> str:
+    """A share."""
+    return "–" if value is None else f"{value:.1%}"

@@ -1,0 +1,43 @@
+"""The commands that run many simulations refuse what makes no sense, and show what they found."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pdd.cli.program import run_program
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["paper", "--seeds", "0"], "--seeds 0"),
+        (["compare", "--requests", "0"], "--requests 0"),
+        (["compare", "--jobs", "65"], "--jobs 65"),
+        (["traces", "nothing.jsonl", "--speed", "0"], "--speed"),
+        (["traces", "nothing.jsonl", "--jobs", "1"], "No such file"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(arguments, complaint, capsys):
+    assert run_program(["sim", *arguments]) == 2
+    shown = capsys.readouterr().err.strip().splitlines()
+    assert complaint in shown[-1]
+
+
+def test_traces_are_shown_with_a_verdict_each(tmp_path, capsys):
+    rows = [
+        {"timestamp": 100 * n, "input_length": 3000, "output_length": 20, "hash_ids": list(range(6 * n, 6 * n + 6))}
+        for n in range(6)
+    ]
+    path = tmp_path / "few.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert run_program(["sim", "traces", str(path), "--speed", "1", "--jobs", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "same_dc" in shown
+    assert "few x1: P90 of the second token" in shown
+
+    assert run_program(["sim", "traces", str(path), "--speed", "1", "--jobs", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["system"] for each in found["standings"]] == ["same_dc", "cross_dc", "pdd"]
+    assert found["verdicts"][0]["relay_is_swamped"] is False
