@@ -44,9 +44,9 @@ class Up:
 
 
 @contextmanager
-def up(state, *arguments):
+def up(state, *arguments, topology="scripted"):
     """A running ``pdd up``; whatever a test leaves alive is killed."""
-    command = [*PDD, "up", "scripted", "--port", "0", "--json", "--state-dir", str(state), *arguments]
+    command = [*PDD, "up", topology, "--port", "0", "--json", "--state-dir", str(state), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline()
