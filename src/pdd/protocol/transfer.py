@@ -635,6 +635,10 @@ class SourceTransfer:
                 self._gain(block, record)
 
     def _lacked(self, block: BlockHash, record: _Block) -> None:
+        if block in self._in_flight:  # sent for an order that is gone, and not yet seen by the target when it answered
+            self._set_state(record, _State.IN_FLIGHT)
+            self._count_missing(block, record)
+            return
         self._set_state(record, _State.LACKED)
         self._count_missing(block, record)
         if record.present:

@@ -249,6 +249,28 @@ def test_a_block_in_flight_that_nobody_wants_any_more_is_withdrawn_if_it_did_not
     assert sent(transfer.take_commands()) == [Withdraw(hashes=chain(1))]
 
 
+def in_flight_for_another_order() -> SourceTransfer:
+    """The order for which it was sent was cancelled; the target, which has not seen it yet, says that it lacks it."""
+    transfer = in_flight()
+    transfer.cancel(ORDER)
+    transfer.place(OTHER, chain(1))
+    lacked(transfer, offer=2, indices=(0,))
+    return transfer
+
+
+def test_a_block_still_on_the_line_for_a_cancelled_order_is_not_sent_again_for_the_next_one():
+    transfer = in_flight_for_another_order()
+    assert transfer.next_block() is None
+    transfer.received(Stored(hash=chain(1)[0]))
+    assert ended(transfer.take_commands()) == {OTHER: None}
+
+
+def test_a_block_that_was_damaged_on_the_line_for_a_cancelled_order_is_sent_again_for_the_next_one():
+    transfer = in_flight_for_another_order()
+    transfer.received(Rejected(hash=chain(1)[0]))
+    assert transfer.next_block() is not None
+
+
 def test_a_deferred_block_waits_until_it_is_wanted():
     transfer = in_flight()
     transfer.received(Deferred(hash=chain(1)[0]))
