@@ -26,7 +26,7 @@ from pdd.sim.chaos.verdict import Attempt, Finding, Wrong, judge
 from pdd.sim.loop import Deadlock, run
 from pdd.sim.world import World, build_world, running
 
-BOUND_S = 3600.0
+BOUND_S = 1200.0
 """Virtual time in which any scene is over."""
 _TRIES = 3
 """A client that is refused comes back when it was told to, so often in all."""
