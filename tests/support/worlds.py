@@ -62,6 +62,8 @@ class WorldSpec:
     capacity: int = 4096
     main_capacity: int | None = None
     relay_capacity: int | None = None
+    relay_batch: int = 16
+    """How many generations fill relay decode, as the router counts."""
     settings: DriverSettings = SETTINGS
 
     @property
@@ -142,7 +144,13 @@ def build_world(spec: WorldSpec, *, sink: EventSink | None = None) -> World:
         network.join(NodeId("node-p-1"), nodes[Role.MAIN_DECODE].node, line)
     engines = {role: _make_engines(role, spec, places[role]) for role in names}
     workers = [
-        Worker(engine=engine, node=node, role=role, cluster="B" if role is Role.MAIN_DECODE else "A")
+        Worker(
+            engine=engine,
+            node=node,
+            role=role,
+            cluster="B" if role is Role.MAIN_DECODE else "A",
+            max_batch=spec.relay_batch if role is Role.RELAY_DECODE else 16,
+        )
         for role in names
         for engine, node in zip(engines[role], places[role], strict=True)
     ]

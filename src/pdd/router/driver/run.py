@@ -254,11 +254,11 @@ class RequestRun:
             self._decoders.extend(seat, generation, has_prompt=self._paths.is_ready(Role.MAIN_DECODE))
 
     def _generation(self, attempt: int, num_known: int, max_tokens: int) -> Generation:
-        request = self._request
+        request, known = self._request, self._relay.known_tokens(num_known)
         return Generation(
             request_id=request.request_id,
             attempt=attempt,
-            known_tokens=request.prompt + self._relay.known_tokens(num_known),
+            known_tokens=request.prompt + known if known else request.prompt,
             num_prompt_tokens=len(request.prompt),
             max_tokens=max_tokens,
             stop_token_ids=request.stop_token_ids,

@@ -71,7 +71,7 @@ class Driver:
             block_bytes=kv_format.block_bytes,
             clock=clock,
         )
-        self._desk = TransferDesk(pool=self.pool, lines=lines, clock=clock, settings=settings)
+        self._desk = TransferDesk(pool=self.pool, lines=lines, directory=directory, clock=clock, settings=settings)
         self._shared = Surroundings(
             pool=self.pool,
             desk=self._desk,

@@ -8,18 +8,22 @@ from pdd.core.clock import Clock
 from pdd.core.errors import LocalProtocolError
 from pdd.core.ids import NodeId
 from pdd.core.units import Bytes
+from pdd.router.driver.directory import BlockDirectory
 from pdd.router.driver.lines import LineBook
 from pdd.router.driver.pool import Pool, Worker
 from pdd.router.driver.room_line import RoomLine
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfers import Transfer, TransferListener, TransferSpec
+from pdd.router.driver.transfers import Transfer, TransferListener, TransferSpec, TransferState
 
 
 class TransferDesk:
     """Runs all transfers of a router, those of open requests and those that outlived theirs."""
 
-    def __init__(self, *, pool: Pool, lines: LineBook, clock: Clock, settings: DriverSettings) -> None:
+    def __init__(
+        self, *, pool: Pool, lines: LineBook, directory: BlockDirectory, clock: Clock, settings: DriverSettings
+    ) -> None:
         self._pool = pool
+        self._directory = directory
         self._lines = lines
         self._clock = clock
         self._settings = settings
@@ -78,6 +82,8 @@ class TransferDesk:
 
     async def _run(self, transfer: Transfer) -> None:
         await transfer.run()
+        if transfer.state is TransferState.READY:  # perhaps long after its request
+            self._directory.landed(transfer.spec.target.node.node, transfer.spec.hashes)
         self._running.remove(transfer)
         self._room_at(transfer.spec.target).let_go()
         if transfer.spec.crosses_line:
