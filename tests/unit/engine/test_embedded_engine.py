@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from dataclasses import replace
 
 import pytest
@@ -181,6 +182,41 @@ async def test_a_bug_on_the_compute_thread_ends_streams_with_an_error_and_is_rep
             await engine.wait_until_failed()
         with pytest.raises(Unavailable):
             await engine.info()
+
+
+class Hanging(FakeStore):
+    """Does not answer until it may: what a step looks like that hangs."""
+
+    def __init__(self, kv_format) -> None:
+        super().__init__(kv_format)
+        self.may_answer = threading.Event()
+
+    def lease(self, hashes):
+        assert self.may_answer.wait(30)
+        return super().lease(hashes)
+
+
+async def test_an_engine_whose_step_hangs_is_not_up_until_it_goes_on():
+    store = Hanging(SETTINGS.core().kv_format)
+    async with (
+        open_embedded_engine(replace(SETTINGS, max_step=0.05), store.connect) as engine,
+        asyncio.TaskGroup() as group,
+    ):
+        await engine.info()
+        answering = group.create_task(collect(engine, generation(prompt(40), max_tokens=2)))
+        with pytest.raises(Unavailable, match="in one step"):
+            await keep_asking(engine)
+        store.may_answer.set()
+        assert len(await answering) == 2
+        await engine.stats()
+        await engine.info()
+
+
+async def keep_asking(engine) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            await engine.info()
+            await asyncio.sleep(0)
 
 
 async def test_answers_move_between_engines_through_a_node():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -17,6 +18,7 @@ from typing import Protocol
 import torch
 
 from pdd.core.errors import PddError, WorkerFailed
+from pdd.core.units import Seconds
 from pdd.engine.embedded.core import DrawnToken, EngineCore
 from pdd.engine.embedded.sequence import EngineSequence
 
@@ -42,7 +44,17 @@ class ThreadObserver(Protocol):
 class ComputeThread:
     """Builds the core, then steps it until stopped. ``start`` once, ``stop`` once."""
 
-    __slots__ = ("_build", "_changed", "_commands", "_loop", "_observer", "_stopping", "_thread", "_torch_threads")
+    __slots__ = (
+        "_build",
+        "_changed",
+        "_commands",
+        "_loop",
+        "_observer",
+        "_step_began",
+        "_stopping",
+        "_thread",
+        "_torch_threads",
+    )
 
     def __init__(
         self,
@@ -59,7 +71,14 @@ class ComputeThread:
         self._commands: deque[Callable[[EngineCore], None]] = deque()
         self._changed = threading.Condition()
         self._stopping = False
+        self._step_began: float | None = None  # None while there is nothing to do; one word, so read without the lock
         self._thread = threading.Thread(target=self._run, name="pdd-engine-compute", daemon=True)
+
+    @property
+    def step_time(self) -> Seconds:
+        """How long the step under way has taken; 0 while there is nothing to do."""
+        began = self._step_began
+        return Seconds(0.0 if began is None else time.monotonic() - began)
 
     def start(self) -> None:
         self._thread.start()
@@ -120,7 +139,9 @@ class ComputeThread:
         while True:
             with self._changed:
                 while not (self._commands or self._stopping or core.has_work):
+                    self._step_began = None
                     self._changed.wait()
+                self._step_began = time.monotonic()
                 if self._stopping:
                     return False
                 commands = tuple(self._commands)

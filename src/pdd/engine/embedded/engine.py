@@ -52,6 +52,8 @@ class EmbeddedSettings:
     max_waiting: int = 64
     max_unread_tokens: int = 512
     num_threads: int = 1
+    max_step: Seconds = Seconds(30.0)
+    """A step that takes longer hangs, and until it ends the engine is not up."""
 
     def core(self) -> CoreSettings:
         """Raises ConfigError for values that can't work."""
@@ -121,8 +123,11 @@ class EmbeddedEngine:
             self._thread.remove(sequence)
 
     async def info(self) -> EngineInfo:
-        """See ``EngineClient.info``."""
+        """See ``EngineClient.info``. An engine whose steps hang is not up, though its event loop answers."""
         self._check_running()
+        if self._thread.step_time > self._settings.max_step:
+            step_time = self._thread.step_time
+            raise Unavailable(f"the engine has been in one step for {step_time:.0f} s", retry_after_s=_QUEUE_RETRY)
         return EngineInfo(
             model=self._settings.model.name,
             max_model_tokens=self._settings.max_model_tokens,
