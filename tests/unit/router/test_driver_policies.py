@@ -332,6 +332,22 @@ def test_blocks_that_prefills_node_lost_are_not_waited_for() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("at", [0.03, 0.2])
+def test_a_source_that_hangs_is_left_after_a_few_seconds(at: float) -> None:
+    async def main() -> None:
+        async with running_world(SLOW_LINE) as world, asyncio.TaskGroup() as clients:
+            client = clients.create_task(
+                ask(world, make_request(0, max_tokens=20, steering=Steering(route=Route.DIRECT)))
+            )
+            await asyncio.sleep(at)
+            world.nodes[P].hang()
+            outcome = await client
+            assert outcome.report.max_itl_s is not None
+            assert outcome.report.max_itl_s < 6.0
+
+    run(main())
+
+
 def test_main_decode_is_sent_from_relay_decodes_node_what_prefills_lost() -> None:
     async def main() -> None:
         async with running_world(replace(SLOW_LINE, blocks_per_s=2.0)) as world:

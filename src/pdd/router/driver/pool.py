@@ -128,6 +128,10 @@ class Pool:
         stats = self._node_stats.get(node)
         return None if stats is None else stats.instance
 
+    def node_is_late(self, node: NodeId) -> bool:
+        """It is away, or has owed the answer to a check for a while."""
+        return node not in self._node_stats or self._nodes[node].attention.is_late(self.clock.now())
+
     def node_returns(self, node: NodeId) -> int:
         """How often the node came (back): it answered after it had not, or as another process."""
         return self._nodes[node].returns

@@ -29,11 +29,11 @@ class DriverSettings:
     max_spans_ahead: int = 256
     """How far decoders may run ahead of a slow reader, in spans."""
     max_detached_transfers: int = 32
-    """Transfers to main decode that outlive their request; of more the oldest is ended."""
+    """Transfers to main decode that outlive their request; of more one is ended."""
     node_patience: Seconds = Seconds(10.0)
     """How long a KV node may be away or without any progress before a transfer is given up."""
     source_patience: Seconds = Seconds(3.0)
-    """How long a node that answers may have none of the missing blocks after prefill has ended."""
+    """How long prefill's node may have none of the missing blocks, or be silent, after prefill has ended."""
     line_patience: Seconds = Seconds(30.0)
     """How long a line that has something to send may deliver nothing at all. One block of a slow line may take that long."""
     max_queue_patience: Seconds = Seconds(300.0)
@@ -47,8 +47,6 @@ class DriverSettings:
     node_retry: Seconds = Seconds(0.25)
     route_patience: Seconds = Seconds(0.25)
     """How long the choice of a route waits for main decode's node to say what it lacks."""
-    health_interval: Seconds = Seconds(1.0)
-    health_timeout: Seconds = Seconds(2.0)
     release_patience: Seconds = Seconds(5.0)
     """How long letting go of one thing (a stream, an order) may take."""
     retry_after: Seconds = Seconds(2.0)
@@ -69,6 +67,7 @@ def driver_settings(table: RouterTable) -> DriverSettings:
         health=table.health,
         admission=table.admission,
         max_open_requests=table.max_open_requests,
+        max_detached_transfers=max(32, table.max_open_requests // 4),
         tenant_weights={TenantId(tenant.name): tenant.weight for tenant in table.tenants},
     )
 

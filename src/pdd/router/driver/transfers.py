@@ -363,7 +363,7 @@ class Transfer:
     async def _check_source(self, instance: NodeInstance | None) -> None:
         """Blocks are written once: what a restarted source forgot it will never send."""
         try:
-            async with asyncio.timeout(self._settings.health_timeout):
+            async with asyncio.timeout(self._settings.health.timeout_s):
                 stats = await self.spec.source.node.stats()
         except (PddError, TimeoutError):
             return  # still away: the next try finds out
@@ -401,6 +401,8 @@ class Transfer:
             return Seconds(self._moved_at + settings.spare_patience - now)
         if spec.is_local:  # nothing is under way: a block that is not there by now was lost, or never kept
             return Seconds(self._moved_at + settings.room_patience - now)
+        if self._pool.node_is_late(spec.source.node.node):
+            return Seconds(self._moved_at + settings.source_patience - now)
         has_work = self._lines.forecast(spec.source, spec.target).backlog > 0
         informed = self.progress is not None and self.progress.num_missing is not None
         node_patience = settings.source_patience if informed else settings.node_patience
