@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
 
 from pdd.core.ids import RequestId, TenantId, TokenId
 from pdd.core.units import Seconds
@@ -60,4 +59,7 @@ def num_tokens(runs: Sequence[Run]) -> int:
 
 def expand(runs: Sequence[Run]) -> tuple[TokenId, ...]:
     """The token IDs themselves."""
-    return tuple(chain.from_iterable(repeat(token, count) for token, count in runs))
+    tokens: list[TokenId] = []
+    for token, count in runs:
+        tokens += [token] * count
+    return tuple(tokens)
