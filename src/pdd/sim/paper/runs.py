@@ -21,8 +21,8 @@ from pdd.sim.workload.arrivals import Arrivals
 from pdd.sim.workload.conversations import ConversationSpec, Lengths, generate
 from pdd.sim.workload.hits import SKEWED
 
-EVALUATION_ARRIVALS = Arrivals(requests_per_s=86.0, swing=0.3, mean_wave_s=Seconds(5.0))
-"""Shorter waves than those of the transfer tables: a run of a minute or two must see many."""
+EVALUATION_ARRIVALS = Arrivals(requests_per_s=90.0, swing=0.3, mean_wave_s=Seconds(5.0), wave_shape=16.0)
+"""Shorter and more regular waves than those of the transfer tables: a run of a minute must see as many high as low ones."""
 MAX_PROMPT_TOKENS = 2 * PROMPT_TOKENS - 4096
 FIRST_PROMPT_TOKENS = 68_000
 """Conversations grow from here; the mean over all turns is then 64 K."""

@@ -33,15 +33,19 @@ class Surge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """``requests_per_s`` in the mean; waves of ``mean_wave_s`` swing it to ``1 + swing`` and ``1 - swing`` times that."""
+    """``requests_per_s`` in the mean; waves of ``mean_wave_s`` swing it to ``1 + swing`` and ``1 - swing`` times that.
+
+    How long a wave is, is drawn from a gamma distribution of shape ``wave_shape``: 1 is exponential, higher is more regular.
+    """
 
     requests_per_s: float
     swing: float = 0.0
     mean_wave_s: Seconds = Seconds(10.0)
+    wave_shape: float = 1.0
     surges: tuple[Surge, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.requests_per_s <= 0 or not 0 <= self.swing < 1 or self.mean_wave_s <= 0:
+        if self.requests_per_s <= 0 or not 0 <= self.swing < 1 or min(self.mean_wave_s, self.wave_shape) <= 0:
             raise ConfigError(f"arrivals: rates and waves must be above 0, a swing from 0 to below 1; got {self}")
 
 
@@ -68,4 +72,6 @@ def arrival_times(arrivals: Arrivals, chance: Random) -> Iterator[Seconds]:
 
 
 def _next_wave(arrivals: Arrivals, moment: float, chance: Random) -> float:
-    return moment + chance.expovariate(1.0 / arrivals.mean_wave_s) if arrivals.swing else inf
+    if not arrivals.swing:
+        return inf
+    return moment + chance.gammavariate(arrivals.wave_shape, arrivals.mean_wave_s / arrivals.wave_shape)
