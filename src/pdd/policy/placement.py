@@ -23,7 +23,7 @@ STAY_FACTOR = 1.25
 STAY_SLACK = Seconds(0.1)
 """...and so much on top, before a conversation moves."""
 FULL_BATCH_SLOWDOWN = 0.5
-"""A full batch decodes each token about half again as slowly as a single request: between the two, weights are read once
+"""Until it was measured: a full batch decodes each token half again as slowly as a single request. Weights are read once
 for all, KV for each."""
 
 
@@ -70,10 +70,12 @@ def _choose_by_prefix(views: Sequence[WorkerView], home: WorkerId | None) -> Wor
     return best.name
 
 
-def predict_decode_queue(*, running: int, max_batch: int, typical: Seconds) -> Seconds:
-    """What ``running`` others cost one more decode that would take ``typical`` alone: a slower batch, and a wait once it
-    is full.
+def predict_decode_queue(*, running: int, max_batch: int, alone: Seconds, crowd: Seconds) -> Seconds:
+    """What ``running`` others cost one more decode, and it them.
+
+    Each of two that run side by side takes ``crowd`` longer for it. Once the batch is full, a place must be waited for:
+    one comes free ``max_batch`` times in the time of one decode, which alone takes ``alone``.
     """
-    share = min(running, max_batch) / max_batch
+    beside = min(running, max_batch - 1)
     num_ahead = max(0, running + 1 - max_batch)
-    return Seconds(typical * (FULL_BATCH_SLOWDOWN * share + num_ahead / max_batch))
+    return Seconds(2 * crowd * beside + num_ahead / max_batch * (alone + crowd * beside))

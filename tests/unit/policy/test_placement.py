@@ -75,6 +75,6 @@ def test_the_order_in_which_they_are_named_does_not_matter(views: list[WorkerVie
     assert choose_worker(views, rule, home=None) == A
 
 
-def test_a_decode_is_slowed_by_each_that_runs_and_waits_only_when_the_batch_is_full() -> None:
-    waits = [predict_decode_queue(running=n, max_batch=4, typical=Seconds(8.0)) for n in range(7)]
-    assert waits == [0.0, 1.0, 2.0, 3.0, 6.0, 8.0, 10.0]
+def test_decodes_slow_each_other_and_wait_only_when_the_batch_is_full() -> None:
+    waits = [predict_decode_queue(running=n, max_batch=4, alone=Seconds(8.0), crowd=Seconds(0.5)) for n in range(6)]
+    assert waits == [0.0, 1.0, 2.0, 3.0, 3.0 + 9.5 / 4, 3.0 + 9.5 / 2]

@@ -399,7 +399,7 @@ def test_a_decoders_pace_is_measured_between_its_spans() -> None:
         await asyncio.sleep(0.01)
         pace = stage.pool.pace(Role.MAIN_DECODE)
         assert pace.unit_s == pytest.approx(1.0 / 9)
-        assert pace.typical_s == pytest.approx(1.0)
+        assert pace.typical_work == 9
         assert stage.pool.pace(Role.PREFILL).unit_s is None
 
     stage.play(scene)
@@ -453,5 +453,22 @@ def test_a_generation_that_is_over_listens_to_its_worker_no_more() -> None:
             await stage.inbox.get()
             await asyncio.sleep(0.01)
         assert not seat.lifetime._listeners
+
+    stage.play(scene)
+
+
+def test_the_crowd_that_a_decoder_was_in_is_counted_until_it_has_left() -> None:
+    stage = Stage(*(step for position in range(1, 10) for step in (0.1, span(position))), 0.1, span(10, last=True))
+
+    async def scene(decoders: Decoders) -> None:
+        for _ in range(3):
+            decoders.decode(stage.sit(), generation(), has_prompt=True)
+            await asyncio.sleep(0.3)
+        await asyncio.sleep(10.0)
+        (state,) = stage.pool.candidates(Role.MAIN_DECODE)
+        assert state.num_decoding == 0
+        beside = stage.pool.begin_decoding(stage.sit())
+        assert beside == 0
+        stage.pool.end_decoding(stage.sit(), num_tokens=0, seconds=Seconds(0.0), beside=beside)
 
     stage.play(scene)

@@ -116,9 +116,7 @@ class Decoders:
             course.failed = True
             self._report(seat, generation, error)
         finally:
-            if course.num_spans and not course.failed:
-                self._pool.vouch(seat)
-                self._note_pace(seat, course.num_later_tokens, vigil.waited)
+            self._note_end(seat, course, vigil.waited)
 
     async def _hear_all_but_last(
         self, vigil: Vigil, course: _Course, seat: Seat, generation: Generation, hear: Hear
@@ -126,7 +124,7 @@ class Decoders:
         while (span := await vigil.next()) is not None:
             course.accept(span)
             if course.num_spans == 1:
-                self._note_first(seat, generation)
+                self._note_first(seat, generation, course)
             if span.finish_reason is not None:
                 return span
             await hear(generation, span)
@@ -143,14 +141,21 @@ class Decoders:
         if span.finish_reason is not None:
             self._inbox.post(relay.Extended(attempt=generation.attempt))
 
-    def _note_first(self, seat: Seat, generation: Generation) -> None:
-        if seat.worker.role is Role.PREFILL and generation.first_position == 0:
+    def _note_first(self, seat: Seat, generation: Generation, course: _Course) -> None:
+        """What prefill decodes in need says nothing about how fast it computes prompts."""
+        if seat.worker.role is not Role.PREFILL:
+            course.beside = self._pool.begin_decoding(seat)
+        elif generation.first_position == 0:
             self._pool.prefilled(seat)
 
-    def _note_pace(self, seat: Seat, num_tokens: int, seconds: Seconds) -> None:
-        """What prefill decodes in need says nothing about how fast it computes prompts."""
-        if seat.worker.role is not Role.PREFILL and num_tokens:
-            self._pool.decoded(seat, num_tokens=num_tokens, seconds=seconds)
+    def _note_end(self, seat: Seat, course: _Course, seconds: Seconds) -> None:
+        if course.num_spans == 0:
+            return
+        if not course.failed:
+            self._pool.vouch(seat)
+        if seat.worker.role is not Role.PREFILL:
+            tokens = course.num_later_tokens
+            self._pool.end_decoding(seat, num_tokens=tokens, seconds=seconds, beside=course.beside)
 
     def _report(self, seat: Seat, generation: Generation, error: PddError) -> None:
         self._last_error = error
@@ -178,13 +183,14 @@ class Decoders:
 class _Course:
     """How a generation goes: whether its spans are those that were asked for, and how many tokens came after the first."""
 
-    __slots__ = ("_end", "_next", "failed", "num_later_tokens", "num_spans")
+    __slots__ = ("_end", "_next", "beside", "failed", "num_later_tokens", "num_spans")
 
     def __init__(self, generation: Generation) -> None:
         self._next = generation.first_position
         self._end = generation.first_position + generation.max_tokens
         self.num_spans = 0
         self.num_later_tokens = 0
+        self.beside = 0
         self.failed = False
 
     def accept(self, span: TokenSpan) -> None:

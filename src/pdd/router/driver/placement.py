@@ -11,7 +11,7 @@ from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Role
 from pdd.core.topology import PlacementRule
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
-from pdd.policy.placement import WorkerView, choose_worker, predict_decode_queue
+from pdd.policy.placement import FULL_BATCH_SLOWDOWN, WorkerView, choose_worker, predict_decode_queue
 from pdd.router.driver.conversations import Conversation
 from pdd.router.driver.directory import BlockDirectory
 from pdd.router.driver.lines import LineBook
@@ -20,7 +20,8 @@ from pdd.router.driver.worker import Worker, WorkerState
 
 _UNKNOWN_RATE = BytesPerSecond(1.25e9)
 """Assumed of a line of which nothing is known."""
-_TYPICAL_UNKNOWN = Seconds(1.0)
+_TOKEN_UNKNOWN = Seconds(0.02)
+_NUM_TOKENS_UNKNOWN = 100.0
 _BLOCK_UNKNOWN = Seconds(0.01)
 
 
@@ -121,10 +122,16 @@ class Placement:
         self, state: WorkerState, num_missing: int, slowness: float, source: Worker | None
     ) -> tuple[Seconds, Seconds]:
         """A slow decoder costs its slowness already when it is alone."""
-        typical = Seconds((self._pool.pace(state.worker.role).typical_s or _TYPICAL_UNKNOWN) * slowness)
-        sending = self._sending_time(num_missing, source, state.worker)
-        queue = predict_decode_queue(running=len(state.seats), max_batch=state.worker.max_batch, typical=typical)
-        return Seconds(sending + typical), queue
+        worker, pace = state.worker, self._pool.pace(state.worker.role)
+        unit = (pace.alone_s or _TOKEN_UNKNOWN) * slowness
+        crowd = pace.crowd_s
+        extra = unit * FULL_BATCH_SLOWDOWN / worker.max_batch if crowd is None else crowd * slowness
+        num_tokens = pace.typical_work or _NUM_TOKENS_UNKNOWN
+        alone, sending = Seconds(num_tokens * unit), self._sending_time(num_missing, source, worker)
+        queue = predict_decode_queue(
+            running=len(state.seats), max_batch=worker.max_batch, alone=alone, crowd=Seconds(num_tokens * extra)
+        )
+        return Seconds(sending + alone), queue
 
     def _sending_time(self, num_missing: int, source: Worker | None, target: Worker) -> Seconds:
         if num_missing == 0:

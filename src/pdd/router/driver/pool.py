@@ -188,10 +188,26 @@ class Pool:
         pace = self._paces[Role.PREFILL]
         pace.record(seat.worker.name, work=seat.num_missing + 1, seconds=Seconds(now - begun), now=now)
 
-    def decoded(self, seat: Seat, *, num_tokens: int, seconds: Seconds) -> None:
-        """A decoder sent ``num_tokens`` after its first span, within ``seconds``."""
-        pace = self._paces[seat.worker.role]
-        pace.record(seat.worker.name, work=num_tokens, seconds=seconds, now=self.clock.now())
+    def begin_decoding(self, seat: Seat) -> int:
+        """A decoder's first span has come, so it has a place in the batch; ``end_decoding`` must follow. Returns how many
+        decode beside it.
+        """
+        state = self._states[seat.worker.name]
+        state.num_decoding += 1
+        return state.num_decoding - 1
+
+    def end_decoding(self, seat: Seat, *, num_tokens: int, seconds: Seconds, beside: int) -> None:
+        """It sent ``num_tokens`` after its first span, within ``seconds``, ``beside`` others when it began."""
+        state = self._states[seat.worker.name]
+        state.num_decoding -= 1
+        if num_tokens:
+            self._paces[seat.worker.role].record(
+                seat.worker.name,
+                work=num_tokens,
+                seconds=seconds,
+                now=self.clock.now(),
+                beside=(beside + state.num_decoding) / 2,
+            )
 
     def _of(self, role: Role) -> list[WorkerState]:
         return [state for state in self._states.values() if state.worker.role is role]

@@ -134,6 +134,8 @@ class WorkerState:
     restarts: int = 0
     seats: dict[Seat, None] = field(default_factory=dict[Seat, None])
     num_missing: int = 0
+    num_decoding: int = 0
+    """Generations that have sent something and are not over."""
     last_prefill_at: Seconds = Seconds(0.0)
     check_now: asyncio.Event = field(default_factory=asyncio.Event)
 
