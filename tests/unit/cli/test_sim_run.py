@@ -1,0 +1,109 @@
+"""``pdd sim run`` from its command line: tables, JSON, traces and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pdd.cli.program import run_program
+
+TOPOLOGY = """
+name = "small"
+model = "Llama-3.1-70B"
+block_tokens = 512
+max_model_tokens = 140_000
+{parts}
+[[links]]
+name = "wan"
+clusters = ["A", "B"]
+rate = "100 Gbit/s"
+delay = "15 ms"
+
+[router]
+cluster = "A"
+"""
+PART = """
+[[nodes]]
+name = "node-{name}"
+cluster = "{cluster}"
+arena = "2 TiB"
+[[engines]]
+name = "{name}"
+role = "{role}"
+cluster = "{cluster}"
+node = "node-{name}"
+kind = "modelled"
+hardware = "H100-SXM"
+num_chips = 16
+cache_tokens = 1_000_000
+prefill_chunk_tokens = 8192
+"""
+
+
+@pytest.fixture
+def topology(tmp_path):
+    roles = (("P", "prefill", "A"), ("RLD", "relay_decode", "A"), ("MD", "main_decode", "B"))
+    parts = "".join(PART.format(name=name, role=role, cluster=cluster) for name, role, cluster in roles)
+    file = tmp_path / "small.toml"
+    file.write_text(TOPOLOGY.format(parts=parts))
+    return str(file)
+
+
+def test_a_table_shows_what_clients_felt(topology, capsys):
+    assert run_program(["sim", "run", topology, "--requests", "12", "--rate", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "first token" in out
+    assert "within the SLA" in out
+    assert "wan: " in out
+    assert "requests after" in err
+
+
+def test_json_is_one_object_and_a_trace_has_every_request(topology, tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    given = ["sim", "run", topology, "--requests", "12", "--rate", "1", "--json", "--trace", str(trace)]
+    assert run_program(given) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["topology"] == "small"
+    assert figures["requests"]["complete"] == figures["requests"]["sent"] >= 12
+    events = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert events[0]["name"] == "trace_started"
+    opened = {event["request"] for event in events if event["name"] == "opened"}
+    assert len(opened) == figures["requests"]["sent"]
+
+
+def test_the_same_seed_prints_the_same_bytes_under_any_hash_seed(topology):
+    given = [sys.executable, "-m", "pdd.cli", "sim", "run", topology, "--requests", "20", "--rate", "2", "--json"]
+    first, second = (
+        subprocess.run(given, env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, check=True).stdout
+        for hash_seed in ("1", "2")
+    )
+    assert first == second
+    assert json.loads(first)["requests"]["sent"] >= 20
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--seed", "-1"], "--seed -1: it must be 0 or more"),
+        (["--rate", "0"], "--rate 0.0: it must be more than 0"),
+        (["--speed", "nan"], "--speed nan: it must be more than 0"),
+        (["--requests", "-3"], "--requests -3: it must be more than 0"),
+        (["--workload", "nothing-like-it"], "no file and no generated workload"),
+        (["--trace", "/nowhere/at/all"], "--trace /nowhere/at/all: No such file or directory"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(topology, capsys, flags, complaint):
+    assert run_program(["sim", "run", topology, *flags]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_a_topology_of_live_engines_is_refused(capsys):
+    assert run_program(["sim", "run", "default"]) == 2
+    assert "modelled" in capsys.readouterr().err
