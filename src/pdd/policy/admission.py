@@ -117,13 +117,10 @@ class FairLine:
 
     def enter(self, entry: Entry) -> None:
         """Takes a place, or the last position of its tenant's line. ``why_not`` said that it may."""
-        account = self._accounts.get(entry.tenant)
-        if account is None:
-            account = _Account(self._weight(entry.tenant), self._virtual_time)
-            self._accounts[entry.tenant] = account
-        elif account.is_idle:
-            account.charged = max(account.charged, self._virtual_time)
-        account.waiting.append(entry)
+        self._forget_idle()
+        if entry.tenant not in self._accounts:
+            self._accounts[entry.tenant] = _Account(self._weight(entry.tenant), self._virtual_time)
+        self._accounts[entry.tenant].waiting.append(entry)
         self.num_waiting += 1
         self.waiting_cost += entry.cost
         self._fill()

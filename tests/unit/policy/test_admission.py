@@ -100,6 +100,19 @@ def test_a_tenant_saves_nothing_up_while_it_is_idle():
     assert Counter(serve(fair, running, 10)) == {A: 5, B: 5}
 
 
+def test_a_tenant_that_was_served_a_lot_is_not_first_again_just_because_it_was_away():
+    fair = line()
+    (running,) = enter(fair, C)
+    enter(fair, A, cost=1000)
+    enter(fair, B, cost=100, times=30)
+    assert fair.leave(running).tenant is A
+    (dear,) = fair._running
+    running = fair.leave(dear)
+    enter(fair, A)
+    called = serve(fair, running, 15)
+    assert called.index(A) >= 8
+
+
 def test_a_request_that_leaves_the_line_is_never_called_and_costs_its_tenant_nothing():
     fair = line()
     (running,) = enter(fair, C)
@@ -150,8 +163,7 @@ def test_a_tenant_that_was_not_known_beforehand_counts_while_it_is_here():
 
 def test_even_the_smallest_share_is_one_request():
     fair = line(waiting=2, a=0.001, b=1.0)
-    enter(fair, B)
-    enter(fair, A)
+    enter(fair, A, times=2)
     assert fair.why_not(A) is ShedReason.TENANT_LIMIT
 
 

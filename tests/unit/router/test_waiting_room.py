@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pdd.core.errors import CapacityExhausted, PddError, TenantOverLimit, Unavailable
+from pdd.core.errors import CapacityExhausted, ContextTooLong, PddError, TenantOverLimit, Unavailable
 from pdd.core.ids import RequestId, TenantId
 from pdd.core.request import Role
 from pdd.core.topology import AdmissionTable
@@ -20,6 +20,7 @@ from pdd.kvnode.memory import MemoryNode
 from pdd.policy.admission import ShedReason
 from pdd.router.base import TokenRequest
 from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.waiting_room import Place, WaitingRoom
 from pdd.sim.loop import run
 from tests.support.worlds import SETTINGS, Outcome, World, WorldSpec, ask, check_spans, make_request, running_world
 
@@ -145,8 +146,10 @@ def test_whose_turn_would_not_come_in_time_is_turned_away_at_once() -> None:
 def test_a_client_that_leaves_the_line_makes_room_at_once_and_takes_no_ones_turn() -> None:
     async def scene(world: World) -> None:
         async with world.driver.open(request(0)) as first:
-            async with asyncio.timeout(1), world.driver.open(request(1)):
+            before = asyncio.get_running_loop().time()
+            async with world.driver.open(request(1)):
                 assert world.driver.room.num_waiting == 1
+            assert asyncio.get_running_loop().time() == before
             assert (world.driver.room.num_waiting, world.driver.num_open) == (0, 1)
             async with world.driver.open(request(2)) as third:
                 tokens = [token async for span in first for token in span.tokens]
@@ -216,6 +219,22 @@ def test_those_in_line_outlast_a_restart_of_the_only_prefill(downtime: float) ->
     play(settings(), scene)
 
 
+def test_a_client_that_waits_for_engines_to_come_back_may_leave_at_any_time() -> None:
+    async def scene(world: World) -> None:
+        async with world.driver.open(request(0)) as first:
+            async with world.driver.open(request(1)) as second:
+                _ = await anext(first)
+                world.engines[Role.PREFILL][0].die()
+                _ = [span async for span in first]
+                await asyncio.sleep(2)
+                assert (world.driver.room.num_running, world.driver.room.num_waiting) == (1, 0)
+                before = asyncio.get_running_loop().time()
+            assert asyncio.get_running_loop().time() - before < 1
+            assert second.report.events[-1].name == "client_left"
+
+    play(settings(), scene)
+
+
 def test_those_in_line_are_told_when_nobody_came_back_in_time() -> None:
     async def scene(world: World) -> None:
         async def fail_everybody() -> None:
@@ -231,6 +250,76 @@ def test_those_in_line_are_told_when_nobody_came_back_in_time() -> None:
         assert asyncio.get_running_loop().time() < 60
 
     play(settings(), scene)
+
+
+# What the turned away are told ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class HandClock:
+    time: float = 0.0
+
+    def now(self) -> Seconds:
+        return Seconds(self.time)
+
+    async def sleep(self, delay: Seconds) -> None:
+        raise AssertionError("nobody sleeps here")
+
+
+def busy_room(clock: HandClock, limits: DriverSettings) -> tuple[WaitingRoom, list[Place]]:
+    """Its one place has completed 40 tokens a second for a minute, and is taken."""
+    room = WaitingRoom(limits, clock)
+    places = [room.enter(request(0))]
+    for number in range(1, 61):
+        places.append(room.enter(request(number)))
+        clock.time += 1
+        room.leave(places.pop(0))
+    return room, places
+
+
+def test_the_retry_time_of_a_tenant_beyond_its_share_is_that_of_its_own_line() -> None:
+    room, _ = busy_room(HandClock(), settings(waiting=20, big=3.0, small=1.0))
+    for number in range(15):
+        _ = room.enter(request(100 + number))
+    for number in range(5):
+        _ = room.enter(request(200 + number, SMALL))
+    with pytest.raises(CapacityExhausted) as full:
+        _ = room.enter(request(300, SMALL))
+    assert full.value.retry_after_s == pytest.approx(20, rel=0.2)
+
+    room, _ = busy_room(HandClock(), settings(waiting=20, big=1.0, small=3.0))
+    for number in range(5):
+        _ = room.enter(request(100 + number))
+    with pytest.raises(TenantOverLimit) as beyond:
+        _ = room.enter(request(200))
+    assert beyond.value.retry_after_s == pytest.approx(5, rel=0.2)
+    for number in range(10):
+        _ = room.enter(request(300 + number, SMALL))
+    with pytest.raises(TenantOverLimit) as beside_others:
+        _ = room.enter(request(200))
+    assert beside_others.value.retry_after_s == pytest.approx(5 + 10 + 1, rel=0.2)
+
+
+def test_however_large_a_request_is_it_may_have_a_place_that_is_free() -> None:
+    room, places = busy_room(HandClock(), settings())
+    room.leave(places[0])
+    assert room.has_place(room.enter(request(1000, max_tokens=10**6)))
+
+
+def test_who_is_refused_for_another_reason_is_told_by_the_backlog_but_no_less_than_that_reason_takes() -> None:
+    room, _ = busy_room(HandClock(), settings(waiting=20))
+    assert room.retry_after() == SETTINGS.retry_after
+    for number in range(10):
+        _ = room.enter(request(100 + number))
+    assert room.retry_after() == pytest.approx(10, rel=0.2)
+    assert room.nobody_is_up("nobody").retry_after_s == room.retry_after()
+    for told, retry_after in ((1.0, room.retry_after()), (30.0, 30.0)):
+        advised = room.advised(CapacityExhausted("full", retry_after_s=Seconds(told)))
+        assert isinstance(advised, CapacityExhausted)
+        assert (advised.message, advised.retry_after_s) == ("full", retry_after)
+    other = ContextTooLong("too long")
+    assert room.advised(other) is other
+    assert room.shed == {ShedReason.NO_WORKER: 1, ShedReason.NO_ROOM: 2}
 
 
 # Room at main decode's node ---------------------------------------------------------------------------------------------
@@ -267,6 +356,7 @@ def test_many_without_room_at_main_decodes_node_are_served_in_order_and_hardly_a
                     await asyncio.sleep(0.02)
             assert finished == [each.request_id for each in requests]
             waited = asyncio.get_running_loop().time()
+            assert waited < 15 * 0.9, "what was let go was asked for at once"
             assert len(asked) < len(requests) * 3 + waited / SETTINGS.node_retry
             await world.settle()
             await world.check_idle()
