@@ -26,11 +26,14 @@ class IndexMachine(RuleBasedStateMachine):
         self.leases: dict[Owner, list[BlockHash]] = {}
         self.ready: dict[Owner, tuple[tuple[BlockHash, ...], int]] = {}
         self.finished: set[WriteSlot] = set()
+        self.pins: dict[Owner, tuple[BlockHash, ...]] = {}
 
     @rule(target=writes, owner=owners, blocks=hashes)
     def an_engine_writes(self, owner: Owner, blocks: tuple[BlockHash, ...]):
         unknown = {b for b in blocks if not self.index.holds(b) and not self.index.is_writing(b)}
+        evictable = self.evictable()
         allocation = self.index.begin_write(owner, blocks)
+        self.check_order(evictable, allocation.evicted)
         assert {w.hash for w in allocation.writes} | set(allocation.refused) >= unknown - set(allocation.evicted)
         assert not any(self.index.holds(block) for block in allocation.evicted)
         return multiple(*((owner, write) for write in allocation.writes))
@@ -40,10 +43,47 @@ class IndexMachine(RuleBasedStateMachine):
         is_new = not self.index.holds(block) and not self.index.is_writing(block)
         has_room = self.index.has_room_for_arrival(block)
         is_promised = any(block in chain for chain, _ in self.ready.values())
+        evictable = self.evictable()
         allocation = self.index.begin_arrival(owner, block)
+        self.check_order(evictable, allocation.evicted)
         assert bool(allocation.writes) == (is_new and has_room)
         assert has_room or not (is_new and is_promised), "a promised block found no room"
         return multiple(*((owner, write) for write in allocation.writes))
+
+    def evictable(self) -> set[BlockHash]:
+        leased = {block for blocks in self.leases.values() for block in blocks}
+        watched = {block for blocks, _ in self.ready.values() for block in blocks}
+        return {block for block in HASHES if self.index.holds(block)} - leased - watched
+
+    def age_of_pin(self, block: BlockHash) -> int:
+        """0: not pinned; the larger, the newer."""
+        return max((n for n, blocks in enumerate(self.pins.values(), start=1) if block in blocks), default=0)
+
+    def check_order(self, evictable: set[BlockHash], evicted: tuple[BlockHash, ...]) -> None:
+        """Each block went while only blocks of pins at least as new were left."""
+        left = set(evictable)
+        for block in evicted:
+            assert block in left
+            left.discard(block)
+            assert self.age_of_pin(block) <= min(map(self.age_of_pin, left), default=self.age_of_pin(block))
+
+    @rule(owner=owners, blocks=hashes)
+    def a_conversation_is_pinned(self, owner: Owner, blocks: tuple[BlockHash, ...]) -> None:
+        pinner = Owner(f"pin of {owner}")
+        self.index.pin(pinner, blocks)
+        self.pins.pop(pinner, None)
+        self.pins[pinner] = tuple(dict.fromkeys(blocks))[: self.index.capacity]
+        while sum(map(len, self.pins.values())) > 4 * self.index.capacity:
+            del self.pins[next(iter(self.pins))]
+
+    @rule(owner=owners, is_lost=st.booleans())
+    def a_pin_ends(self, owner: Owner, *, is_lost: bool) -> None:
+        pinner = Owner(f"pin of {owner}")
+        self.pins.pop(pinner, None)
+        if is_lost:
+            self.index.release_owner(pinner)
+        else:
+            self.index.unpin(pinner)
 
     @rule(pair=writes)
     def a_write_is_committed(self, pair: tuple[Owner, WriteSlot]) -> None:
@@ -113,6 +153,7 @@ class IndexMachine(RuleBasedStateMachine):
     def the_books_agree(self) -> None:
         self.index.check_integrity()
         assert self.index.num_held + self.index.num_writing <= self.index.capacity
+        assert self.index.num_pinned == sum(self.index.holds(b) and self.age_of_pin(b) > 0 for b in HASHES)
 
     @invariant()
     def leased_blocks_stay_and_readiness_never_decreases(self) -> None:

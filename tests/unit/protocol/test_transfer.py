@@ -9,6 +9,7 @@ import pytest
 from pdd.core.blocks import BlockHash
 from pdd.core.errors import LocalProtocolError, RemoteProtocolError
 from pdd.core.ids import NodeInstance
+from pdd.core.request import SendClass
 from pdd.core.units import Bytes, Seconds
 from pdd.index.blocks import BlockIndex, Owner
 from pdd.protocol.arrivals import Arrivals, SourceKey
@@ -25,7 +26,17 @@ from pdd.protocol.peer import (
     Want,
     Withdraw,
 )
-from pdd.protocol.transfer import MAX_OFFER_HASHES, Command, OrderEnded, OrderFailure, OrderKey, Send, SourceTransfer
+from pdd.protocol.transfer import (
+    MAX_OFFER_HASHES,
+    Command,
+    LetGo,
+    OrderChanged,
+    OrderEnded,
+    OrderFailure,
+    OrderKey,
+    Send,
+    SourceTransfer,
+)
 from tests.support.transfer_world import BLOCK_BYTES, ENGINE, TransferWorld
 
 ORDER, OTHER = OrderKey("order"), OrderKey("other")
@@ -49,6 +60,11 @@ def source(*held: BlockHash, window_blocks: int = 4, written: Container[BlockHas
 
 def sent(commands: list[Command]) -> list[object]:
     return [command.message for command in commands if isinstance(command, Send)]
+
+
+def kind_of_failure(commands: list[Command]) -> ErrorKind | None:
+    (failure,) = [command.failure for command in commands if isinstance(command, OrderEnded)]
+    return None if failure is None else failure.error
 
 
 def ended(commands: list[Command]) -> dict[OrderKey, str | None]:
@@ -146,7 +162,9 @@ def test_an_order_whose_block_was_evicted_fails_after_a_grace():
     transfer.fail_evicted(now=Seconds(12.9), grace=Seconds(3.0))
     assert ended(transfer.take_commands()) == {}
     transfer.fail_evicted(now=Seconds(13.0), grace=Seconds(3.0))
-    assert "evicted" in (ended(transfer.take_commands())[ORDER] or "")
+    commands = transfer.take_commands()
+    assert "evicted" in (ended(commands)[ORDER] or "")
+    assert kind_of_failure(commands) is ErrorKind.BLOCKS_LOST
     assert (transfer.num_orders, transfer.backlog) == (0, 0)
 
 
@@ -234,7 +252,9 @@ def test_a_block_that_was_damaged_is_sent_again_but_not_for_ever():
         transfer.received(Rejected(hash=block))
         assert transfer.next_block() is not None
     transfer.received(Rejected(hash=block))
-    failure = ended(transfer.take_commands())[ORDER]
+    commands = transfer.take_commands()
+    failure = ended(commands)[ORDER]
+    assert kind_of_failure(commands) is ErrorKind.NODE_FAILED
     assert failure is not None
     assert "damaged 3 times" in failure
     assert (transfer.num_orders, transfer.backlog) == (0, 0)
@@ -352,6 +372,7 @@ def test_an_order_fails_when_a_block_the_target_lacks_found_no_room_here(is_refu
         transfer.block_refused(chain(1)[0])
         commands = transfer.take_commands()
     assert "full" in (ended(commands)[ORDER] or "")
+    assert kind_of_failure(commands) is ErrorKind.BLOCKS_LOST
 
 
 def test_room_refused_for_a_block_the_target_holds_is_no_failure():
@@ -426,6 +447,138 @@ def test_messages_about_blocks_that_nobody_wants_are_ignored():
     for message in (Have(hashes=chain(1)), Want(hashes=chain(1)), Elsewhere(hashes=chain(1)), Pong()):
         transfer.received(message)
     assert transfer.take_commands() == []
+
+
+# --- classes
+
+
+def classes(*orders: tuple[OrderKey, tuple[BlockHash, ...], SendClass], window_blocks: int = 99) -> SourceTransfer:
+    """A source with orders of which the target lacks every block that is here."""
+    transfer = source(*(block for _, blocks, _ in orders for block in blocks), window_blocks=window_blocks)
+    for key, blocks, send_class in orders:
+        transfer.place(key, blocks, send_class)
+        for command in transfer.take_commands():
+            if isinstance(command, Send) and isinstance(command.message, Offer):
+                indices = tuple(range(len(command.message.hashes)))
+                transfer.received(OfferAnswer(offer=command.message.offer, lacked=indices, elsewhere=()))
+    transfer.take_commands()
+    return transfer
+
+
+def sending(transfer: SourceTransfer) -> list[BlockHash]:
+    """What goes out now."""
+    blocks: list[BlockHash] = []
+    while (sent_block := transfer.next_block()) is not None:
+        blocks.append(sent_block.hash)
+    return blocks
+
+
+def backlogs(transfer: SourceTransfer) -> tuple[float, float]:
+    """Blocks of the normal class and of the other."""
+    return transfer.backlog / BLOCK_BYTES, transfer.background_backlog / BLOCK_BYTES
+
+
+NORMAL, BACKGROUND = SendClass.NORMAL, SendClass.BACKGROUND
+FEW, MANY = chain(9)[:2], chain(9)[2:]
+
+
+def test_a_background_block_goes_only_when_no_normal_one_can():
+    transfer = classes((OTHER, MANY, BACKGROUND), (ORDER, FEW, NORMAL))
+    transfer.background_window = Bytes(3 * BLOCK_BYTES)
+    assert sending(transfer) == [*FEW, *MANY[:3]]
+    assert backlogs(transfer) == (2, 7)
+
+
+def test_of_background_blocks_one_is_on_its_way_unless_more_are_allowed():
+    transfer = classes((OTHER, MANY, BACKGROUND))
+    assert sending(transfer) == [MANY[0]]
+    transfer.received(Stored(hash=MANY[0]))
+    assert sending(transfer) == [MANY[1]]
+    transfer.background_window = Bytes(2 * BLOCK_BYTES)
+    assert sending(transfer) == [MANY[2]]
+
+
+def test_background_blocks_leave_the_window_to_others_and_share_it_with_them():
+    transfer = classes((OTHER, MANY, BACKGROUND), (ORDER, FEW, NORMAL), window_blocks=2)
+    assert sending(transfer) == [*FEW]
+    transfer.received(Stored(hash=FEW[0]))
+    assert sending(transfer) == [MANY[0]]
+
+
+def test_a_background_block_that_did_not_arrive_makes_room_for_another():
+    transfer = classes((OTHER, MANY, BACKGROUND))
+    sending(transfer)
+    transfer.received(Deferred(hash=MANY[0]))
+    assert sending(transfer) == [MANY[1]]
+    transfer.disconnected()
+    transfer.connected(NodeInstance("1"))
+    lacked(transfer, offer=2, indices=(0,))
+    assert len(sending(transfer)) == 1
+
+
+def test_a_block_that_orders_of_both_classes_want_is_normal():
+    transfer = classes((OTHER, MANY, BACKGROUND), (ORDER, MANY[4:5], NORMAL))
+    assert backlogs(transfer) == (1, 6)
+    assert sending(transfer) == [MANY[4], MANY[0]]
+    transfer.cancel(ORDER)
+    assert backlogs(transfer) == (0, 7)
+
+
+def test_an_order_that_steps_back_lets_others_pass_and_one_that_comes_forward_passes():
+    transfer = classes((ORDER, FEW, NORMAL), (OTHER, MANY, NORMAL))
+    transfer.reclassify(OTHER, BACKGROUND)
+    assert backlogs(transfer) == (2, 7)
+    assert sending(transfer) == [*FEW, MANY[0]]
+    transfer.reclassify(OTHER, NORMAL)
+    assert backlogs(transfer) == (9, 0)
+    assert sending(transfer) == [*MANY[1:]]
+
+
+def test_a_change_of_class_is_told_and_one_to_the_same_class_is_not():
+    transfer = classes((ORDER, FEW, NORMAL))
+    for send_class, is_told in ((NORMAL, False), (BACKGROUND, True), (BACKGROUND, False), (NORMAL, True)):
+        transfer.reclassify(ORDER, send_class)
+        assert [type(command) for command in transfer.take_commands()] == [OrderChanged] * is_told
+    transfer.reclassify(OTHER, BACKGROUND)
+    assert transfer.take_commands() == []
+
+
+def test_orders_that_change_their_class_keep_one_turn():
+    transfer = classes((ORDER, FEW, NORMAL), (OTHER, MANY, NORMAL))
+    for send_class in (BACKGROUND, NORMAL, BACKGROUND, NORMAL):
+        transfer.reclassify(ORDER, send_class)
+    assert sending(transfer)[:4] == [MANY[0], FEW[0], MANY[1], FEW[1]]
+
+
+def test_an_order_of_either_class_that_was_cancelled_has_no_turn():
+    for send_class in SendClass:
+        transfer = classes((ORDER, FEW, send_class), (OTHER, MANY[:1], send_class))
+        transfer.cancel(ORDER)
+        assert sending(transfer) == [MANY[0]]
+
+
+def test_what_appears_later_and_what_a_restarted_target_lacks_again_keep_their_class():
+    transfer = source()
+    transfer.place(OTHER, MANY[:2], BACKGROUND)
+    lacked(transfer, indices=(0, 1))
+    transfer.block_held(MANY[0])
+    assert backlogs(transfer) == (0, 1)
+    transfer.next_block()
+    transfer.received(Stored(hash=MANY[0]))
+    transfer.disconnected()
+    transfer.connected(NodeInstance("2"))
+    transfer.block_held(MANY[0])
+    lacked(transfer, offer=2, indices=(0, 1))
+    transfer.block_held(MANY[1])
+    assert backlogs(transfer) == (0, 2)
+
+
+def test_an_order_is_told_of_once_however_much_has_changed():
+    transfer = classes((ORDER, FEW, NORMAL))
+    sending(transfer)
+    for block in FEW:
+        transfer.received(Stored(hash=block))
+    assert [type(command) for command in transfer.take_commands()] == [LetGo, LetGo, OrderEnded]
 
 
 # --- the target's side
