@@ -117,7 +117,6 @@ class FairLine:
 
     def enter(self, entry: Entry) -> None:
         """Takes a place, or the last position of its tenant's line. ``why_not`` said that it may."""
-        self._forget_idle()
         if entry.tenant not in self._accounts:
             self._accounts[entry.tenant] = _Account(self._weight(entry.tenant), self._virtual_time)
         self._accounts[entry.tenant].waiting.append(entry)
