@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pdd.core.blocks import BlockHash
+from pdd.core.request import SendClass
 from pdd.index.blocks import Owner
 from pdd.protocol.transfer import OrderKey
 from tests.support.transfer_world import ENGINE, TransferWorld
@@ -17,6 +18,7 @@ HASHES = tuple(BlockHash(bytes([n]) * 32) for n in range(8))
 blocks = st.lists(st.sampled_from(HASHES), min_size=1, max_size=6).map(tuple)
 names = st.sampled_from(["s", "t"])
 one_in_four = st.integers(0, 3)
+classes = st.sampled_from(SendClass)
 turn = st.tuples(names, st.sampled_from(["send", "send", "damage", "target", "target", "source", "source"]))
 turns = st.lists(turn, min_size=2, max_size=10)
 
@@ -35,13 +37,21 @@ class TransferMachine(RuleBasedStateMachine):
         for name in self.world.sources:
             self.world.connect(name)
 
-    @rule(name=names, chain=blocks, then=turns)
-    def an_order_is_placed(self, name: str, chain: tuple[BlockHash, ...], then: list[tuple[str, str]]) -> None:
+    @rule(name=names, chain=blocks, send_class=classes, then=turns)
+    def an_order_is_placed(
+        self, name: str, chain: tuple[BlockHash, ...], send_class: SendClass, then: list[tuple[str, str]]
+    ) -> None:
         self.num_orders += 1
         key = f"order-{self.num_orders}"
         self.standing[name, key] = chain
-        self.world.place(name, key, chain)
+        self.world.place(name, key, chain, send_class)
         self.let_flow(then)
+
+    @rule(data=st.data(), send_class=classes)
+    def an_order_changes_its_class(self, data: st.DataObject, send_class: SendClass) -> None:
+        if self.standing:
+            name, key = data.draw(st.sampled_from(sorted(self.standing)))
+            self.world.reclassify(name, key, send_class)
 
     @rule(data=st.data())
     def an_order_is_cancelled(self, data: st.DataObject) -> None:
@@ -143,6 +153,8 @@ class TransferMachine(RuleBasedStateMachine):
     def whatever_the_target_holds_was_written_by_somebody(self) -> None:
         for source in self.world.sources.values():
             assert source.transfer.backlog >= 0
+            assert source.transfer.background_backlog >= 0
+            assert source.num_overtaken == 0
             assert source.transfer.num_in_flight <= 3
 
     def teardown(self) -> None:
@@ -167,7 +179,7 @@ class TransferMachine(RuleBasedStateMachine):
             assert failure is None or is_excused
         for source in world.sources.values():
             assert source.transfer.num_orders == 0
-            assert source.transfer.backlog == 0
+            assert source.transfer.backlog == source.transfer.background_backlog == 0
             assert not source.transfer.awaits_answer
             assert not source.pinned
             assert source.index.num_leased == 0

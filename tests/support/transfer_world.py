@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeInstance
+from pdd.core.request import SendClass
 from pdd.core.units import Bytes, Seconds
 from pdd.index.blocks import BlockIndex, Owner
 from pdd.protocol.arrivals import Arrivals, SourceKey
@@ -41,6 +42,9 @@ class Source:
     pinned: set[BlockHash] = field(default_factory=set["BlockHash"])
     standings: dict[OrderKey, Standing] = field(default_factory=dict["OrderKey", "Standing"])
     ended: dict[OrderKey, str | None] = field(default_factory=dict["OrderKey", "str | None"])
+    classes: dict[OrderKey, SendClass] = field(default_factory=dict["OrderKey", "SendClass"])
+    num_overtaken: int = 0
+    """Background blocks that went while a normal one waited that was neither on its way nor held back."""
     num_damaged: int = 0
     num_refused: int = 0
     seen: set[BlockHash] = field(default_factory=set["BlockHash"])
@@ -91,10 +95,19 @@ class TransferWorld:
             source.transfer.block_refused(block)
         self.carry_out(source)
 
-    def place(self, name: str, key: str, blocks: tuple[BlockHash, ...]) -> None:
+    def place(
+        self, name: str, key: str, blocks: tuple[BlockHash, ...], send_class: SendClass = SendClass.NORMAL
+    ) -> None:
         source = self.sources[name]
         source.seen = {block for block in blocks if source.index.holds(block)}
-        source.transfer.place(OrderKey(key), blocks)
+        source.transfer.place(OrderKey(key), blocks, send_class)
+        source.classes[OrderKey(key)] = send_class
+        self.carry_out(source)
+
+    def reclassify(self, name: str, key: str, send_class: SendClass) -> None:
+        source = self.sources[name]
+        source.transfer.reclassify(OrderKey(key), send_class)
+        source.classes[OrderKey(key)] = send_class
         self.carry_out(source)
 
     def cancel(self, name: str, key: str) -> None:
@@ -135,9 +148,13 @@ class TransferWorld:
         source = self.sources[name]
         if source.key is None:
             return False
+        transfer = source.transfer
+        has_normal = not transfer.holds_back and transfer.backlog > transfer.num_in_flight * BLOCK_BYTES
         sent = source.transfer.next_block()
         if sent is None:
             return False
+        is_background = source.classes[sent.order] is SendClass.BACKGROUND
+        source.num_overtaken += has_normal and is_background
         if not source.index.lease(LINE, (sent.hash,)):
             source.transfer.put_back(sent)
             if not source.index.holds(sent.hash):

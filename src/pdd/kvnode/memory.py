@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from pdd.core.errors import LocalProtocolError, NodeFailed
+from pdd.core.errors import LocalProtocolError, NodeFailed, PddError
 from pdd.core.ids import NodeId, OrderId, PinId, WatchId, WorkerId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import SendClass
@@ -25,6 +25,8 @@ from pdd.kvnode.memory_life import NodeLife
 from pdd.kvnode.memory_store import MemoryStore
 from pdd.protocol.peer import ErrorKind
 from pdd.protocol.transfer import OrderKey
+
+_Answer = TypeVar("_Answer")
 
 ROUTER_PATIENCE = Seconds(5.0)
 """A router takes a node that says nothing for so long for dead, and its connection for lost."""
@@ -84,8 +86,7 @@ class MemoryNode:
 
     async def replicate(self, order: ReplicationOrder) -> AsyncGenerator[ReplicationProgress]:
         """See ``NodeClient.replicate``."""
-        await self._reach()
-        opened = self._place(order)
+        opened = await self._ask(lambda _: self._place(order))
         last: ReplicationProgress | None = None
         while True:
             await opened.next()
@@ -111,10 +112,13 @@ class MemoryNode:
 
     async def reclassify(self, order: OrderId, send_class: SendClass) -> None:
         """See ``NodeClient.reclassify``."""
-        await self._reach()
-        opened = self._orders.get(order)
-        if opened is not None:
-            opened.outflow.reclassify(opened.key, send_class)
+
+        def reclassify(_: NodeLife) -> None:
+            opened = self._orders.get(order)
+            if opened is not None:
+                opened.outflow.reclassify(opened.key, send_class)
+
+        await self._ask(reclassify)
 
     async def cancel(self, order: OrderId) -> None:
         """See ``NodeClient.cancel``."""
@@ -128,13 +132,9 @@ class MemoryNode:
 
     async def watch(self, watch: Watch) -> AsyncGenerator[Readiness]:
         """See ``NodeClient.watch``."""
-        life = await self._reach()
-        if watch.watch in self._watches:
-            raise LocalProtocolError(f"watch {watch.watch} is open already")
         opened = OpenWatch(Owner(f"watch {watch.watch}"), len(watch.hashes))
-        life.store.start_watch(opened.owner, watch.hashes, watch.reserve_blocks, opened.report)
-        self._watches[watch.watch] = opened
         try:
+            await self._ask(lambda life: self._open_watch(life, watch, opened))
             last: int | None = None
             while True:
                 await opened.next()
@@ -145,15 +145,25 @@ class MemoryNode:
                     last = opened.num_ready
                     yield Readiness(watch=watch.watch, num_ready=last)
         finally:
+            life = self._life
             if self._watches.get(watch.watch) is opened:
                 del self._watches[watch.watch]
                 life.attention.give_to(partial(life.do_if_alive, partial(life.store.end_watch, opened.owner)))
 
+    def _open_watch(self, life: NodeLife, watch: Watch, opened: OpenWatch) -> None:
+        if watch.watch in self._watches:
+            raise LocalProtocolError(f"watch {watch.watch} is open already")
+        life.store.start_watch(opened.owner, watch.hashes, watch.reserve_blocks, opened.report)
+        self._watches[watch.watch] = opened
+
     async def pin(self, pin: Pin) -> None:
         """See ``NodeClient.pin``."""
-        life = await self._reach()
-        self._pins[pin.pin] = None
-        life.store.pin(_pin_owner(pin.pin), pin.hashes)
+
+        def keep(life: NodeLife) -> None:
+            self._pins[pin.pin] = None
+            life.store.pin(_pin_owner(pin.pin), pin.hashes)
+
+        await self._ask(keep)
 
     async def unpin(self, pin: PinId) -> None:
         """See ``NodeClient.unpin``."""
@@ -165,9 +175,11 @@ class MemoryNode:
 
     async def stats(self) -> NodeStats:
         """See ``NodeClient.stats``."""
-        life = await self._reach()
+        stats = await self._ask(self._stats_of)
         await asyncio.sleep(self.control_delay)
-        self._require_same(life)
+        return stats
+
+    def _stats_of(self, life: NodeLife) -> NodeStats:
         index, counters = life.index, life.store.counters
         return NodeStats(
             node=self._node,
@@ -187,24 +199,32 @@ class MemoryNode:
             pinned_blocks=index.num_pinned,
         )
 
-    async def _reach(self) -> NodeLife:
-        """A question that is answered, or at least taken, before the caller goes on. Raises NodeFailed."""
+    async def _ask(self, question: Callable[[NodeLife], _Answer]) -> _Answer:
+        """What the node says once it attends to it. Raises NodeFailed, or what ``question`` raises."""
         life = self._life
         if not life.alive or self._is_given_up:
             raise NodeFailed(f"node {self._node} is not up")
         await asyncio.sleep(self.control_delay)
         self._require_same(life)
         if life.attention.is_idle:
-            return life
-        attended = asyncio.Event()
-        life.attention.give_to(attended.set)
+            return question(life)
+        answer = asyncio.get_running_loop().create_future()
+        life.attention.give_to(partial(self._answer, life, question, answer))
         try:
             async with asyncio.timeout(ROUTER_PATIENCE):
-                await attended.wait()
+                return await answer
         except TimeoutError as error:
             raise NodeFailed(f"node {self._node} does not answer") from error
-        self._require_same(life)
-        return life
+
+    def _answer(self, life: NodeLife, question: Callable[[NodeLife], _Answer], answer: asyncio.Future[_Answer]) -> None:
+        """Unless nobody waits for it any more."""
+        if answer.done():
+            return
+        try:
+            self._require_same(life)
+            answer.set_result(question(life))
+        except PddError as error:
+            answer.set_exception(error)
 
     async def _say(self, call: Callable[[], None]) -> None:
         """Something that has no answer, and that nobody needs to hear who is gone."""
@@ -235,7 +255,7 @@ class MemoryNode:
         """Like SIGSTOP: it answers nothing, and those who wait for it lose patience one by one."""
         if self._life.alive and not self._life.attention.is_hung:
             self._life.attention.hang()
-            self._life.attention.after_hanging(ROUTER_PATIENCE, self._give_up)
+            self._life.attention.after_hanging(ROUTER_PATIENCE, partial(self._give_up, self._life))
             self._network.node_hangs(self)
 
     def resume(self) -> None:
@@ -249,12 +269,13 @@ class MemoryNode:
         """From now on, restarts included, it attends to what routers and other nodes say ``lag`` after that reached it."""
         self._lag = self._life.attention.lag = lag
 
-    def _give_up(self) -> None:
+    def _give_up(self, life: NodeLife) -> None:
         """The router's connection is lost; the node finds that out when it runs again."""
+        if not life.alive:
+            return
         self._is_given_up = True
         orders, watches, pins = tuple(self._orders.values()), tuple(self._watches.values()), tuple(self._pins)
         self._end_calls(f"node {self._node} does not answer")
-        life = self._life
 
         def end_all() -> None:
             for order in orders:
