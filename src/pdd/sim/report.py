@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from pdd.core.request import Role, Route
 from pdd.core.topology import SlaTable
 from pdd.core.units import Seconds
 from pdd.sim.result import Outcome, Reading, RequestSample, RunResult
+from pdd.sim.workload.conversations import WARM_UP_PREFIX
 
 _PERCENTS = (50, 90, 99)
 _NUM_PERIODS = 20
@@ -20,7 +22,8 @@ Figures = dict[str, object]
 
 
 def summarize(result: RunResult, sla: SlaTable) -> Figures:
-    """All figures of one run. A share or percentile of nothing is null."""
+    """All figures of one run but for its warm-up. A share or percentile of nothing is null."""
+    result = without_warm_up(result)
     samples = result.samples
     answered = [sample for sample in samples if sample.num_output_tokens]
     return {
@@ -44,6 +47,17 @@ def summarize(result: RunResult, sla: SlaTable) -> Figures:
         "wan": {name: _line_use(result, name) for name in result.link_rates},
         "over_time": _over_time(result),
     }
+
+
+def without_warm_up(result: RunResult) -> RunResult:
+    """As if the run had begun with the first request that is no warm-up. One of nothing else stays as it is."""
+    samples = tuple(sample for sample in result.samples if not sample.request_id.startswith(WARM_UP_PREFIX))
+    if len(samples) in (0, len(result.samples)):
+        return result
+    begin = min(sample.sent_at for sample in samples)
+    end = max(sample.sent_at + sample.ended_s for sample in samples)
+    first = max(0, bisect_right(result.readings, begin, key=lambda reading: reading.at) - 1)
+    return replace(result, samples=samples, readings=result.readings[first:], duration_s=Seconds(end - begin))
 
 
 def percentiles(values: Iterable[float | None]) -> Figures:
@@ -138,26 +152,28 @@ def _tokens_by_role(samples: Iterable[RequestSample]) -> Figures:
 
 def _line_use(result: RunResult, name: str) -> Figures:
     """Both ways together, over what one way could carry."""
-    carried = result.readings[-1].wan_bytes[name] if result.readings else 0
+    first, last = result.readings[0], result.readings[-1]
+    carried = last.wan_bytes[name] - first.wan_bytes[name]
     rate = result.link_rates[name]
     return {"bytes": carried, "utilisation": _ratio(carried, rate * result.duration_s)}
 
 
 def _over_time(result: RunResult) -> list[Figures]:
     """The run in even periods, by when requests were sent."""
-    period = max((sample.sent_at for sample in result.samples), default=0.0) / _NUM_PERIODS
+    begin = min(sample.sent_at for sample in result.samples)
+    period = (max(sample.sent_at for sample in result.samples) - begin) / _NUM_PERIODS
     groups: list[list[RequestSample]] = [[] for _ in range(_NUM_PERIODS)]
     for sample in result.samples:
-        groups[min(_NUM_PERIODS - 1, int(sample.sent_at / period)) if period else 0].append(sample)
+        groups[min(_NUM_PERIODS - 1, int((sample.sent_at - begin) / period)) if period else 0].append(sample)
     return [
         {
-            "from_s": _round(number * period),
+            "from_s": _round(begin + number * period),
             "sent": len(group),
             "hit_rate": {"prefill": prefill_hit_rate(group), "main_decode": main_hit_rate(group)},
             "relay_share": _share(sample.route in (Route.RELAY, Route.RELAY_ONLY) for sample in group),
             "ttst_s": percentiles(sample.ttst_s for sample in group),
             "wan_utilisation": {
-                name: _used(result.readings, name, number * period, (number + 1) * period, rate)
+                name: _used(result.readings, name, begin + number * period, begin + (number + 1) * period, rate)
                 for name, rate in result.link_rates.items()
             },
         }
@@ -166,16 +182,14 @@ def _over_time(result: RunResult) -> list[Figures]:
 
 
 def _used(readings: Sequence[Reading], name: str, begin: float, end: float, rate: float) -> float | None:
-    """The utilisation of a line between the readings nearest to two moments."""
+    """The utilisation of a line between the readings after two moments."""
     first, last = _reading_at(readings, begin), _reading_at(readings, end)
-    if first is None or last is None:
-        return None
     return _ratio(last.wan_bytes[name] - first.wan_bytes[name], rate * (last.at - first.at))
 
 
-def _reading_at(readings: Sequence[Reading], moment: float) -> Reading | None:
+def _reading_at(readings: Sequence[Reading], moment: float) -> Reading:
     index = bisect_left(readings, moment, key=lambda reading: reading.at)
-    return readings[min(index, len(readings) - 1)] if readings else None
+    return readings[min(index, len(readings) - 1)]
 
 
 def _weighted_percentiles(pairs: Sequence[tuple[Seconds, int]]) -> Figures:

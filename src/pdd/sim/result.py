@@ -69,7 +69,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """One run. ``duration_s`` is from the first request sent to the last one ended."""
+    """One run. ``duration_s`` is from the first request sent to the last one ended; neither samples nor readings are empty."""
 
     samples: tuple[RequestSample, ...]
     readings: tuple[Reading, ...]

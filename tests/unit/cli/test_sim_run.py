@@ -68,11 +68,11 @@ def test_json_is_one_object_and_a_trace_has_every_request(topology, tmp_path, ca
     assert run_program(given) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["topology"] == "small"
-    assert figures["requests"]["complete"] == figures["requests"]["sent"] >= 12
+    assert figures["requests"]["complete"] == figures["requests"]["sent"] == 12
     events = [json.loads(line) for line in trace.read_text().splitlines()]
     assert events[0]["name"] == "trace_started"
     opened = {event["request"] for event in events if event["name"] == "opened"}
-    assert len(opened) == figures["requests"]["sent"]
+    assert opened >= {f"r{number}" for number in range(12)}
 
 
 def test_the_same_seed_prints_the_same_bytes_under_any_hash_seed(topology):
@@ -82,7 +82,7 @@ def test_the_same_seed_prints_the_same_bytes_under_any_hash_seed(topology):
         for hash_seed in ("1", "2")
     )
     assert first == second
-    assert json.loads(first)["requests"]["sent"] >= 20
+    assert json.loads(first)["requests"]["sent"] == 20
 
 
 @pytest.mark.parametrize(

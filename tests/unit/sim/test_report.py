@@ -133,6 +133,17 @@ def test_periods_are_those_in_which_requests_were_sent():
     assert periods[-1]["hit_rate"]["prefill"] == 1.0
 
 
+def test_warm_up_counts_for_nothing_but_what_it_left_behind():
+    stem = replace(SAMPLE, request_id=RequestId("stem-0"), prefill_hit_tokens=0)
+    sample = replace(SAMPLE, sent_at=Seconds(10.0))
+    figures = summarize(result(stem, sample, carried=500), SLA)
+    assert figures["requests"]["sent"] == 1
+    assert figures["hit_rate"]["prefill"] == 0.9
+    assert figures["duration_s"] == 4.0
+    assert figures["wan"]["wan"]["bytes"] == 0
+    assert figures["over_time"][0]["from_s"] == 10.0
+
+
 def test_a_run_without_an_answer_has_figures_of_nothing():
     refused = replace(SAMPLE, outcome=Outcome.REFUSED, num_output_tokens=0, ttft_s=None, tokens_by_role={})
     figures = summarize(result(refused), SLA)
