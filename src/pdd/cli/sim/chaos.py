@@ -71,9 +71,9 @@ def run_chaos(args: argparse.Namespace) -> int:
             tally = play_seeds(seeds, jobs=min(args.jobs, args.seeds), on_played=on_played)
     seconds = monotonic() - began
     if args.json:
-        print_json(_record(tally, seconds))
+        print_json(record(tally, seconds))
     else:
-        _show(open_console(), tally, seconds)
+        show(tally, seconds)
     return EXIT_FAILURE if tally.failures else 0
 
 
@@ -115,7 +115,8 @@ def _counting(console: Console, *, total: int) -> Generator[Callable[[Played], N
         yield advance
 
 
-def _record(tally: Tally, seconds: float) -> dict[str, object]:
+def record(tally: Tally, seconds: float) -> dict[str, object]:
+    """What came of it, for programs."""
     from pdd.sim.chaos.verdict import Wrong
 
     return {
@@ -137,9 +138,11 @@ def _record(tally: Tally, seconds: float) -> dict[str, object]:
     }
 
 
-def _show(console: Console, tally: Tally, seconds: float) -> None:
+def show(tally: Tally, seconds: float) -> None:
+    """What came of it, for people."""
     from pdd.sim.chaos.verdict import Wrong
 
+    console = open_console()
     for played in tally.failures:
         for finding in played.findings[:_SHOWN_FINDINGS]:
             line = f"seed {played.seed}: {finding.wrong.value.replace('_', ' ')}: {finding.what}"

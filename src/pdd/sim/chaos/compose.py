@@ -126,7 +126,7 @@ def _nodes(engines: Sequence[EngineTable], arena_bytes: Bytes) -> Iterator[NodeT
 
 
 def _link(chance: Random, cluster: str, block_bytes: Bytes) -> LinkTable:
-    blocks_per_s = chance.choice((1.0, 4.0, 20.0, 1000.0))
+    blocks_per_s = chance.choice((2.0, 5.0, 20.0, 1000.0))
     return LinkTable(
         name=f"wan-{cluster}",
         clusters=(HOME, cluster),
@@ -144,7 +144,7 @@ def _policy(chance: Random) -> PolicyTable:
         filter=chance.choice(tuple(FilterRule)),
         filter_max_share=chance.choice((0.04, 0.5)),
         placement=chance.choice(tuple(PlacementRule)),
-        conversation_ttl_s=Seconds(chance.choice((3.0, 40.0))),
+        conversation_ttl_s=Seconds(chance.choice((3.0, 12.0))),
     )
 
 
@@ -286,7 +286,7 @@ def _fault(chance: Random, topology: Topology, trigger: Trigger, duration: Secon
         target=target,
         trigger=trigger,
         duration=duration,
-        factor=chance.choice((3.0, 20.0)),
+        factor=chance.choice((3.0, 10.0)),
         garbage=chance.choice(tuple(Garbage)),
         after_tokens=chance.choice((0, 1, 3, 10)),
     )

@@ -28,6 +28,8 @@ from pdd.sim.world import World, build_world, running
 
 BOUND_S = 1200.0
 """Virtual time in which any scene is over."""
+_LAST_BLOCK = 10.0
+"""Within so many seconds what the slowest line carries has landed."""
 _TRIES = 3
 """A client that is refused comes back when it was told to, so often in all."""
 
@@ -223,7 +225,9 @@ class _Stage:
         await asyncio.sleep(self._scene.topology.router.policy.conversation_ttl_s + 1.0)
         num_live = driver.conversations.num_live
         self._expect_none(f"{num_live} conversations live", num_live)
-        await asyncio.sleep(30.0)  # whatever a slow line carries lands, and nodes hear that nothing is pinned any more
+        await asyncio.sleep(
+            _LAST_BLOCK
+        )  # whatever a slow line carries lands, and nodes hear that nothing is pinned any more
         self._expect_none(f"the driver has {driver.num_open} open requests", driver.num_open)
         for status in driver.pool.status():
             self._expect_none(f"{status.running} seats at {status.worker} are taken", status.running)
