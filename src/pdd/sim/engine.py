@@ -58,6 +58,7 @@ class _Answering:
 
     generation: Generation
     rest: tuple[TokenId, ...]
+    ends_by: FinishReason
     hashes: tuple[BlockHash, ...]
     claim: Claim | None = None
     offered: OfferedBlocks = field(default_factory=OfferedBlocks)
@@ -197,10 +198,16 @@ class ModelledEngine:
         if num_known == 0 or generation.max_tokens < 1:
             raise InvalidRequest(f"{num_known} known tokens, max_tokens {generation.max_tokens}; at least 1 of each")
         script = self._scripts[generation.request_id]
-        rest = script.rest_for(generation)[: generation.max_tokens]
+        whole = script.rest_for(generation)
+        rest = whole[: generation.max_tokens]
         self._check_room(num_known, generation.max_tokens, len(rest))
         self._num_jobs += 1
-        answering = _Answering(generation=generation, rest=rest, hashes=script.hashes)
+        answering = _Answering(
+            generation=generation,
+            rest=rest,
+            ends_by=FinishReason.LENGTH if script.is_cut or len(whole) > len(rest) else FinishReason.STOP,
+            hashes=script.hashes,
+        )
         job = Job(what=answering, number=self._num_jobs, num_known=num_known, num_output=len(rest))
         self._jobs[job.number] = job
         self._batch.add(job, self._now())
@@ -317,9 +324,7 @@ class ModelledEngine:
 def _span(job: Job[_Answering], num_tokens: int) -> TokenSpan:
     generation, rest = job.what.generation, job.what.rest
     begin = job.num_emitted - num_tokens
-    reason = None
-    if job.num_emitted == job.num_output:
-        reason = FinishReason.LENGTH if job.num_output == generation.max_tokens else FinishReason.STOP
+    reason = job.what.ends_by if job.num_emitted == job.num_output else None
     return TokenSpan(
         first_position=generation.first_position + begin,
         tokens=rest[begin : job.num_emitted],

@@ -17,10 +17,14 @@ _TOKEN_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """One request's prompt and whole answer. ``hashes`` name the full blocks of both together."""
+    """One request's prompt and answer. ``hashes`` name the full blocks of both together.
+
+    ``is_cut``: the answer would go on, but the client asked for no more of it.
+    """
 
     prompt: NamedTokens
     answer: tuple[TokenId, ...]
+    is_cut: bool
     hashes: tuple[BlockHash, ...]
 
     def rest_for(self, generation: Generation) -> tuple[TokenId, ...]:
@@ -50,7 +54,12 @@ class Scripts:
         chain.append_packed(_packed(request.prompt))
         prompt = NamedTokens.named_by(chain, expand(request.prompt))
         chain.append_packed(_packed(request.answer))
-        script = Script(prompt=prompt, answer=expand(request.answer)[: request.max_tokens], hashes=chain.hashes)
+        script = Script(
+            prompt=prompt,
+            answer=expand(request.answer)[: request.max_tokens],
+            is_cut=request.num_answer_tokens > request.max_tokens,
+            hashes=chain.hashes,
+        )
         self._scripts[request.request_id] = script
         return script
 

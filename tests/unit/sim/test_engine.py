@@ -319,3 +319,11 @@ def test_a_slow_engine_takes_longer():
         return spans[-1][0]
 
     assert run(main(3.0)) == pytest.approx(3 * run(main(1.0)))
+
+
+def test_an_answer_of_one_token_has_ended_though_no_more_was_asked_for():
+    async def main():
+        bench = Bench()
+        return await ask(bench.engine, replace(bench.write(answer=1), max_tokens=1))
+
+    assert run(main())[-1][1].finish_reason is FinishReason.STOP
