@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pdd.core.blocks import BlockHash
 from pdd.core.request import SendClass
 from pdd.index.blocks import Owner
-from pdd.protocol.transfer import OrderKey
+from pdd.protocol.orders import OrderKey
 from tests.support.transfer_world import ENGINE, TransferWorld
 
 HASHES = tuple(BlockHash(bytes([n]) * 32) for n in range(8))
@@ -152,10 +152,10 @@ class TransferMachine(RuleBasedStateMachine):
     @invariant()
     def whatever_the_target_holds_was_written_by_somebody(self) -> None:
         for source in self.world.sources.values():
-            assert source.transfer.backlog >= 0
-            assert source.transfer.background_backlog >= 0
+            assert source.transfer.queue.backlog >= 0
+            assert source.transfer.queue.background_backlog >= 0
             assert source.num_overtaken == 0
-            assert source.transfer.num_in_flight <= 3
+            assert source.transfer.queue.num_in_flight <= 3
 
     def teardown(self) -> None:
         """When peace returns and every block is at hand, every order ends, and well unless its line damaged blocks."""
@@ -179,7 +179,7 @@ class TransferMachine(RuleBasedStateMachine):
             assert failure is None or is_excused
         for source in world.sources.values():
             assert source.transfer.num_orders == 0
-            assert source.transfer.backlog == source.transfer.background_backlog == 0
+            assert source.transfer.queue.backlog == source.transfer.queue.background_backlog == 0
             assert not source.transfer.awaits_answer
             assert not source.pinned
             assert source.index.num_leased == 0
@@ -270,4 +270,4 @@ def test_no_order_outlives_the_eviction_of_its_blocks(
     has_failed = source.ended.get(key) is not None
     assert has_failed or not lost
     assert lost or source.num_refused > 0 or not has_failed
-    assert source.transfer.backlog == 0
+    assert source.transfer.queue.backlog == 0

@@ -11,8 +11,9 @@ from pdd.core.request import SendClass
 from pdd.core.units import Bytes, Seconds
 from pdd.index.blocks import BlockIndex, Owner
 from pdd.protocol.arrivals import Arrivals, SourceKey
+from pdd.protocol.orders import Keep, LetGo, OrderChanged, OrderEnded, OrderKey, Send, Standing
 from pdd.protocol.peer import FromSource, FromTarget, Offer, Withdraw
-from pdd.protocol.transfer import Keep, LetGo, OrderChanged, OrderEnded, OrderKey, Send, SourceTransfer, Standing
+from pdd.protocol.transfer import SourceTransfer
 
 BLOCK_BYTES = Bytes(10)
 LINE = Owner("line")
@@ -149,7 +150,7 @@ class TransferWorld:
         if source.key is None:
             return False
         transfer = source.transfer
-        has_normal = not transfer.holds_back and transfer.backlog > transfer.num_in_flight * BLOCK_BYTES
+        has_normal = not transfer.holds_back and transfer.queue.backlog > transfer.queue.num_in_flight * BLOCK_BYTES
         sent = source.transfer.next_block()
         if sent is None:
             return False

@@ -23,8 +23,8 @@ from pdd.kvnode.memory_calls import OpenOrder, OpenWatch
 from pdd.kvnode.memory_lane import MemoryLane
 from pdd.kvnode.memory_life import NodeLife
 from pdd.kvnode.memory_store import MemoryStore
+from pdd.protocol.orders import OrderKey
 from pdd.protocol.peer import ErrorKind
-from pdd.protocol.transfer import OrderKey
 
 _Answer = TypeVar("_Answer")
 

@@ -12,8 +12,8 @@ from pdd.core.ids import OrderId
 from pdd.index.blocks import Owner
 from pdd.kvnode.base import ReplicationProgress
 from pdd.kvnode.outflow import REPORT_INTERVAL, Outflow
+from pdd.protocol.orders import OrderFailure, OrderKey, Standing
 from pdd.protocol.peer import ErrorKind
-from pdd.protocol.transfer import OrderFailure, OrderKey, Standing
 
 
 class _Teller:

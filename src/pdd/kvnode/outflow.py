@@ -17,9 +17,7 @@ from pdd.core.request import SendClass
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.index.blocks import Owner
 from pdd.kvnode.store import NodeStore
-from pdd.protocol.peer import ErrorKind, FromSource, FromTarget, Stored, max_wanted_blocks
-from pdd.protocol.rate import RateMeter
-from pdd.protocol.transfer import (
+from pdd.protocol.orders import (
     BlockToSend,
     Command,
     Keep,
@@ -29,9 +27,11 @@ from pdd.protocol.transfer import (
     OrderFailure,
     OrderKey,
     Send,
-    SourceTransfer,
     Standing,
 )
+from pdd.protocol.peer import ErrorKind, FromSource, FromTarget, Stored, max_wanted_blocks
+from pdd.protocol.rate import RateMeter
+from pdd.protocol.transfer import SourceTransfer
 
 MAX_NAMED_BLOCKS = 2_097_152
 """Hashes that all orders to one target may name together: 256 requests of a million tokens name half as many."""
@@ -103,7 +103,7 @@ class Outflow:
 
     @property
     def num_in_flight(self) -> int:
-        return self._transfer.num_in_flight
+        return self._transfer.queue.num_in_flight
 
     @property
     def awaits_answer(self) -> bool:
@@ -119,11 +119,11 @@ class Outflow:
 
     @property
     def backlog(self) -> Bytes:
-        return self._transfer.backlog
+        return self._transfer.queue.backlog
 
     @property
     def background_backlog(self) -> Bytes:
-        return self._transfer.background_backlog
+        return self._transfer.queue.background_backlog
 
     def rate(self) -> BytesPerSecond | None:
         """Acknowledged payload per second over the last busy seconds."""
@@ -227,14 +227,14 @@ class Outflow:
         if num_stored:
             num_bytes = Bytes(num_stored * self._store.kv_format.block_bytes)
             self._meter.acknowledged(Seconds(self._now()), num_bytes)
-        if not self._transfer.num_in_flight:
+        if not self._transfer.queue.num_in_flight:
             self._meter.idle(Seconds(self._now()))
         self.carry_out()
 
     def begin_send(self) -> OutgoingBlock | None:
         """The next block for the line, or None if there is none now. Counts as sent."""
         while True:
-            self._transfer.background_window = self._background_window()
+            self._transfer.queue.background_window = self._background_window()
             sent = self._transfer.next_block()
             if sent is None:
                 return None
@@ -246,7 +246,7 @@ class Outflow:
 
     def _background_window(self) -> Bytes:
         """Only asked for while something waits in that class."""
-        if not self._transfer.background_backlog:
+        if not self._transfer.queue.background_backlog:
             return Bytes(0)
         return Bytes(int((self.rate() or 0.0) * BACKGROUND_WINDOW))
 

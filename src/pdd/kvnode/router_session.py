@@ -16,6 +16,7 @@ from pdd.kvnode.outflow import REPORT_INTERVAL, Outflow
 from pdd.kvnode.receiver import SILENCE_LIMIT, watch_frames, watch_silence
 from pdd.kvnode.store import NodeStore
 from pdd.protocol.frames import MAX_CONTROL_BYTES
+from pdd.protocol.orders import OrderFailure, OrderKey, Standing
 from pdd.protocol.peer import (
     FROM_ROUTER,
     AskStats,
@@ -36,7 +37,6 @@ from pdd.protocol.peer import (
     WatchReady,
     WatchRefused,
 )
-from pdd.protocol.transfer import OrderFailure, OrderKey, Standing
 from pdd.transport.tcp import SocketConnection
 from pdd.transport.together import run_together
 

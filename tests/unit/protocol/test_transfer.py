@@ -13,6 +13,7 @@ from pdd.core.request import SendClass
 from pdd.core.units import Bytes, Seconds
 from pdd.index.blocks import BlockIndex, Owner
 from pdd.protocol.arrivals import Arrivals, SourceKey
+from pdd.protocol.orders import Command, LetGo, OrderChanged, OrderEnded, OrderFailure, OrderKey, Send
 from pdd.protocol.peer import (
     Deferred,
     Elsewhere,
@@ -26,17 +27,7 @@ from pdd.protocol.peer import (
     Want,
     Withdraw,
 )
-from pdd.protocol.transfer import (
-    MAX_OFFER_HASHES,
-    Command,
-    LetGo,
-    OrderChanged,
-    OrderEnded,
-    OrderFailure,
-    OrderKey,
-    Send,
-    SourceTransfer,
-)
+from pdd.protocol.transfer import MAX_OFFER_HASHES, SourceTransfer
 from tests.support.transfer_world import BLOCK_BYTES, ENGINE, TransferWorld
 
 ORDER, OTHER = OrderKey("order"), OrderKey("other")
@@ -127,24 +118,24 @@ def test_the_window_bounds_what_is_unacknowledged_but_lets_one_block_pass():
 def test_backlog_counts_what_the_target_lacks_until_it_is_acknowledged():
     transfer = source(*chain(3))
     transfer.place(ORDER, chain(3))
-    assert transfer.backlog == 0
+    assert transfer.queue.backlog == 0
     lacked(transfer, indices=(0, 2))
-    assert transfer.backlog == 2 * BLOCK_BYTES
+    assert transfer.queue.backlog == 2 * BLOCK_BYTES
     transfer.next_block()
-    assert transfer.backlog == 2 * BLOCK_BYTES
+    assert transfer.queue.backlog == 2 * BLOCK_BYTES
     transfer.received(Stored(hash=chain(1)[0]))
-    assert transfer.backlog == BLOCK_BYTES
+    assert transfer.queue.backlog == BLOCK_BYTES
 
 
 def test_backlog_counts_only_what_is_at_hand():
     transfer = source(chain(2)[0])
     transfer.place(ORDER, chain(2))
     lacked(transfer, indices=(0, 1))
-    assert transfer.backlog == BLOCK_BYTES
+    assert transfer.queue.backlog == BLOCK_BYTES
     transfer.block_held(chain(2)[1])
-    assert transfer.backlog == 2 * BLOCK_BYTES
+    assert transfer.queue.backlog == 2 * BLOCK_BYTES
     transfer.block_gone(chain(2)[0])
-    assert transfer.backlog == BLOCK_BYTES
+    assert transfer.queue.backlog == BLOCK_BYTES
 
 
 def evicted_before_it_was_sent(*, written: Container[BlockHash] = ()) -> SourceTransfer:
@@ -165,7 +156,7 @@ def test_an_order_whose_block_was_evicted_fails_after_a_grace():
     commands = transfer.take_commands()
     assert "evicted" in (ended(commands)[ORDER] or "")
     assert kind_of_failure(commands) is ErrorKind.BLOCKS_LOST
-    assert (transfer.num_orders, transfer.backlog) == (0, 0)
+    assert (transfer.num_orders, transfer.queue.backlog) == (0, 0)
 
 
 def test_an_evicted_block_that_is_written_again_or_comes_back_fails_nothing():
@@ -257,7 +248,7 @@ def test_a_block_that_was_damaged_is_sent_again_but_not_for_ever():
     assert kind_of_failure(commands) is ErrorKind.NODE_FAILED
     assert failure is not None
     assert "damaged 3 times" in failure
-    assert (transfer.num_orders, transfer.backlog) == (0, 0)
+    assert (transfer.num_orders, transfer.queue.backlog) == (0, 0)
 
 
 @pytest.mark.parametrize("answer", [Rejected, Deferred])
@@ -355,7 +346,7 @@ def test_a_block_that_could_not_be_leased_is_tried_again():
     assert sent_block is not None
     transfer.put_back(sent_block)
     assert transfer.standing(ORDER).sent_bytes == before
-    assert (transfer.next_block(), transfer.num_in_flight) == (None, 0)
+    assert (transfer.next_block(), transfer.queue.num_in_flight) == (None, 0)
     transfer.retry_held_back()
     assert transfer.next_block() == sent_block
 
@@ -389,7 +380,7 @@ def test_a_lost_line_forgets_what_was_under_way_and_offers_the_rest_again():
     transfer.received(Stored(hash=chain(1)[0]))
     transfer.take_commands()
     transfer.disconnected()
-    assert (transfer.num_in_flight, transfer.awaits_answer, transfer.next_block()) == (0, False, None)
+    assert (transfer.queue.num_in_flight, transfer.awaits_answer, transfer.next_block()) == (0, False, None)
     transfer.connected(NodeInstance("1"))
     assert sent(transfer.take_commands()) == [Offer(offer=2, hashes=chain(3)[1:], present=(True, True))]
 
@@ -475,7 +466,7 @@ def sending(transfer: SourceTransfer) -> list[BlockHash]:
 
 def backlogs(transfer: SourceTransfer) -> tuple[float, float]:
     """Blocks of the normal class and of the other."""
-    return transfer.backlog / BLOCK_BYTES, transfer.background_backlog / BLOCK_BYTES
+    return transfer.queue.backlog / BLOCK_BYTES, transfer.queue.background_backlog / BLOCK_BYTES
 
 
 NORMAL, BACKGROUND = SendClass.NORMAL, SendClass.BACKGROUND
@@ -484,7 +475,7 @@ FEW, MANY = chain(9)[:2], chain(9)[2:]
 
 def test_a_background_block_goes_only_when_no_normal_one_can():
     transfer = classes((OTHER, MANY, BACKGROUND), (ORDER, FEW, NORMAL))
-    transfer.background_window = Bytes(3 * BLOCK_BYTES)
+    transfer.queue.background_window = Bytes(3 * BLOCK_BYTES)
     assert sending(transfer) == [*FEW, *MANY[:3]]
     assert backlogs(transfer) == (2, 7)
 
@@ -494,7 +485,7 @@ def test_of_background_blocks_one_is_on_its_way_unless_more_are_allowed():
     assert sending(transfer) == [MANY[0]]
     transfer.received(Stored(hash=MANY[0]))
     assert sending(transfer) == [MANY[1]]
-    transfer.background_window = Bytes(2 * BLOCK_BYTES)
+    transfer.queue.background_window = Bytes(2 * BLOCK_BYTES)
     assert sending(transfer) == [MANY[2]]
 
 
