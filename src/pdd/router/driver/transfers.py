@@ -381,7 +381,8 @@ class Transfer:
             queue_patience = max(queue_patience, self._queue_patience())
             left = self._patience_left(queue_patience)
             if left <= 0 and self.state is not TransferState.REFUSED:
-                self._settle(TransferState.FAILED, NodeFailed("the transfer has come to a standstill"))
+                why = "the line had nothing to spare for it" if self.demoted else "the transfer has come to a standstill"
+                self._settle(TransferState.FAILED, NodeFailed(why))
                 return
             overslept = await self._sleep_or_longer(max(self._settings.node_retry, min(left, _LOOK_EVERY)))
             if overslept > self._settings.node_retry:  # this process did not run: what arrived has yet to be read
@@ -433,7 +434,8 @@ class Transfer:
             return
         self.error = error
         if state is TransferState.FAILED:
-            _logger.warning("transfer_failed transfer=%s reason=%s", self.spec.name, error)
+            level = logging.DEBUG if self.demoted else logging.WARNING
+            _logger.log(level, "transfer_failed transfer=%s reason=%s", self.spec.name, error)
         self._change(state)
         if state is TransferState.FAILED or self._detached:
             self.release()
