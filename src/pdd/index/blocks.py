@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 
 from pdd.core.blocks import BlockHash
 from pdd.core.errors import CapacityExhausted, ContextTooLong, LocalProtocolError
 from pdd.core.units import Seconds
 from pdd.index.eviction import EvictionOrder, Owner
+from pdd.index.slots import Allocation, Reservation, Slot, SlotState, WriteSlot
 
 __all__ = ["RETRY_AFTER", "Allocation", "BlockIndex", "Owner", "WriteSlot"]
 
@@ -32,47 +31,6 @@ _PIN_NAMES_PER_SLOT = 4
 """Pins may name so many blocks in all, held or not; beyond that the oldest is forgotten."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteSlot:
-    """Permission to fill ``slot`` with the block ``hash``. ``generation`` tells this filling from all others of the slot."""
-
-    hash: BlockHash
-    slot: int
-    generation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
-    """What a writer got, what had to go for it, and which hashes found no room."""
-
-    writes: tuple[WriteSlot, ...]
-    evicted: tuple[BlockHash, ...]
-    refused: tuple[BlockHash, ...]
-
-
-class _State(Enum):
-    FREE = "free"
-    WRITING = "writing"
-    HELD = "held"
-
-
-@dataclass(slots=True)
-class _Slot:
-    state: _State = _State.FREE
-    hash: BlockHash | None = None
-    generation: int = 0
-    writer: Owner | None = None
-    num_leases: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class _Reservation:
-    hashes: tuple[BlockHash, ...]
-    num_unnamed: int
-    missing: set[BlockHash] = field(default_factory=set[BlockHash])
-    num_ready: int = 0
-
-
 class BlockIndex:
     """The books of one arena of ``capacity`` slots."""
 
@@ -81,8 +39,7 @@ class BlockIndex:
             raise LocalProtocolError(f"an index needs at least one slot, got {capacity}")
         self.capacity = capacity
         self.evictions = 0
-        self._slots: list[_Slot] = []
-        """Those ever used; the others are free, and cost nothing where arenas are only counted."""
+        self._slots: list[Slot] = []  # those ever used: the others cost nothing where arenas are only counted
         self._free = deque[int]()
         self._held: dict[BlockHash, int] = {}
         self._writing: dict[BlockHash, int] = {}
@@ -90,12 +47,11 @@ class BlockIndex:
         self._leases: dict[Owner, dict[BlockHash, int]] = {}
         """How often each owner leases a block."""
         self._writes: dict[Owner, set[int]] = {}
-        self._reservations: dict[Owner, _Reservation] = {}
+        self._reservations: dict[Owner, Reservation] = {}
         self._wanted: dict[BlockHash, set[Owner]] = {}
         self._num_unnamed = 0
         self._num_wanted_writing = 0
-        self.num_pinned = 0
-        """Held blocks that a pin names."""
+        self.num_pinned = 0  # held blocks that a pin names
 
     # --- questions
 
@@ -180,7 +136,7 @@ class BlockIndex:
         if self._free:
             return self._free.popleft()
         if len(self._slots) < self.capacity:
-            self._slots.append(_Slot())
+            self._slots.append(Slot())
             return len(self._slots) - 1
         return self._evict_oldest(evicted)
 
@@ -193,7 +149,7 @@ class BlockIndex:
 
     def _start_writing(self, owner: Owner, block: BlockHash, index: int) -> WriteSlot:
         slot = self._slots[index]
-        slot.state, slot.hash, slot.writer = _State.WRITING, block, owner
+        slot.state, slot.hash, slot.writer = SlotState.WRITING, block, owner
         slot.generation += 1
         self._writing[block] = index
         self._num_wanted_writing += block in self._wanted
@@ -205,20 +161,21 @@ class BlockIndex:
         if not self._end_writing(owner, write):
             return False
         slot = self._slots[write.slot]
-        slot.state = _State.HELD
+        slot.state = SlotState.HELD
         self._held[write.hash] = write.slot
         self._evictable.add(write.hash)
         self.num_pinned += self._evictable.is_pinned(write.hash)
         for waiting in sorted(self._wanted.pop(write.hash, ())):
             self._lease_slot(waiting, write.hash, write.slot)
-            self._advance(self._reservations[waiting], write.hash)
+            self._reservations[waiting].missing.discard(write.hash)
+            self._reservations[waiting].count_ready()
         return True
 
     def abort(self, owner: Owner, write: WriteSlot) -> bool:
         """Gives an unfinished slot back. False: a stale write, ignored."""
         if not self._end_writing(owner, write):
             return False
-        self._slots[write.slot].state = _State.FREE
+        self._slots[write.slot].state = SlotState.FREE
         self._slots[write.slot].hash = None
         self._free.append(write.slot)
         return True
@@ -227,7 +184,7 @@ class BlockIndex:
         if not 0 <= write.slot < len(self._slots):
             return False
         slot = self._slots[write.slot]
-        expected = (_State.WRITING, write.hash, write.generation, owner)
+        expected = (SlotState.WRITING, write.hash, write.generation, owner)
         if (slot.state, slot.hash, slot.generation, slot.writer) != expected:
             return False
         slot.writer = None
@@ -279,11 +236,8 @@ class BlockIndex:
             LocalProtocolError: the owner leases one of them less often; none is released then.
         """
         leases = self._leases.get(owner, {})
-        if len(hashes) == 1:
-            has_all = hashes[0] in leases
-        else:
-            has_all = all(leases.get(block, 0) >= count for block, count in Counter(hashes).items())
-        if not has_all:
+        released = Counter(hashes) if len(hashes) > 1 else dict.fromkeys(hashes, 1)
+        if any(leases.get(block, 0) < count for block, count in released.items()):
             raise LocalProtocolError(f"{owner} releases what it does not lease")
         for block in reversed(hashes):
             if leases[block] == 1:
@@ -344,7 +298,7 @@ class BlockIndex:
                 f"{num_wanted} blocks are more than the node's arena of {self.capacity}", code="context_length_exceeded"
             )
         self._check_room(named, num_wanted)
-        reservation = _Reservation(hashes=tuple(hashes), num_unnamed=num_wanted - len(named))
+        reservation = Reservation(hashes=tuple(hashes), num_unnamed=num_wanted - len(named))
         self._reservations[owner] = reservation
         self._num_unnamed += reservation.num_unnamed
         self._claim(owner, reservation, named)
@@ -366,7 +320,7 @@ class BlockIndex:
                 retry_after_s=RETRY_AFTER,
             )
 
-    def _claim(self, owner: Owner, reservation: _Reservation, named: Iterable[BlockHash]) -> None:
+    def _claim(self, owner: Owner, reservation: Reservation, named: Iterable[BlockHash]) -> None:
         for block in named:
             slot = self._held.get(block)
             if slot is not None:
@@ -375,17 +329,7 @@ class BlockIndex:
                 reservation.missing.add(block)
                 self._num_wanted_writing += block in self._writing and block not in self._wanted
                 self._wanted.setdefault(block, set()).add(owner)
-        self._count_ready(reservation)
-
-    def _advance(self, reservation: _Reservation, block: BlockHash) -> None:
-        reservation.missing.discard(block)
-        self._count_ready(reservation)
-
-    @staticmethod
-    def _count_ready(reservation: _Reservation) -> None:
-        hashes = reservation.hashes
-        while reservation.num_ready < len(hashes) and hashes[reservation.num_ready] not in reservation.missing:
-            reservation.num_ready += 1
+        reservation.count_ready()
 
     # --- the end of an owner
 
@@ -413,7 +357,7 @@ class BlockIndex:
         self.abort(owner, WriteSlot(hash=block, slot=index, generation=slot.generation))
         return block
 
-    def _unwant(self, owner: Owner, reservation: _Reservation) -> None:
+    def _unwant(self, owner: Owner, reservation: Reservation) -> None:
         for block in reservation.missing:
             waiting = self._wanted[block]
             waiting.discard(owner)
@@ -426,9 +370,9 @@ class BlockIndex:
     def check_integrity(self) -> None:
         """Recomputes every book from the slots and asserts that they agree. For tests and idle moments; O(capacity)."""
         states = [slot.state for slot in self._slots]
-        assert sorted(self._free) == [i for i, state in enumerate(states) if state is _State.FREE]
-        assert self._held == {s.hash: i for i, s in enumerate(self._slots) if s.state is _State.HELD}
-        assert self._writing == {s.hash: i for i, s in enumerate(self._slots) if s.state is _State.WRITING}
+        assert sorted(self._free) == [i for i, state in enumerate(states) if state is SlotState.FREE]
+        assert self._held == {s.hash: i for i, s in enumerate(self._slots) if s.state is SlotState.HELD}
+        assert self._writing == {s.hash: i for i, s in enumerate(self._slots) if s.state is SlotState.WRITING}
         leased = sum((Counter(leases) for leases in self._leases.values()), Counter[BlockHash]())
         for block, index in self._held.items():
             assert self._slots[index].num_leases == leased[block]

@@ -11,6 +11,7 @@ from pdd.core.kv_format import KvFormat
 from pdd.core.units import Seconds
 from pdd.kvnode.arena import Arena
 from pdd.kvnode.store import NodeStore
+from pdd.protocol.compatibility import reason_to_refuse
 from pdd.protocol.frames import FrameKind, encode_control
 from pdd.protocol.peer import (
     HANDSHAKE_ANSWER,
@@ -20,7 +21,6 @@ from pdd.protocol.peer import (
     PeerKind,
     Refused,
     Welcome,
-    reason_to_refuse,
 )
 from pdd.transport.base import ConnectionLost
 from pdd.transport.tcp import SocketConnection

@@ -10,6 +10,7 @@ from pdd.core.errors import Incompatible, LocalProtocolError, RemoteProtocolErro
 from pdd.core.ids import NodeId
 from pdd.core.kv_format import DType, uniform_attention_format
 from pdd.kvnode.handshake import hello
+from pdd.protocol.compatibility import describe_difference, reason_to_refuse
 from pdd.protocol.frames import (
     BLOCK_HEAD_BYTES,
     HEADER_BYTES,
@@ -33,8 +34,6 @@ from pdd.protocol.peer import (
     PeerKind,
     Ping,
     Stored,
-    describe_difference,
-    reason_to_refuse,
 )
 
 BLOCK = BlockHash(b"\x07" * 32)
