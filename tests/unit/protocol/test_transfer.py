@@ -564,6 +564,28 @@ def test_what_appears_later_and_what_a_restarted_target_lacks_again_keep_their_c
     assert backlogs(transfer) == (0, 2)
 
 
+def test_after_a_restart_of_the_target_an_order_still_changes_its_class_whole():
+    transfer = classes((ORDER, FEW, NORMAL))
+    transfer.next_block()
+    transfer.received(Stored(hash=FEW[0]))
+    transfer.disconnected()
+    transfer.connected(NodeInstance("2"))
+    lacked(transfer, offer=2, indices=(0, 1))
+    transfer.reclassify(ORDER, BACKGROUND)
+    assert backlogs(transfer) == (0, 2)
+
+
+@pytest.mark.parametrize("send_class", SendClass)
+def test_orders_keep_one_turn_each_after_a_lost_line(send_class: SendClass):
+    transfer = classes((ORDER, FEW, send_class), (OTHER, MANY, send_class))
+    transfer.disconnected()
+    assert transfer.next_block() is None
+    transfer.connected(NodeInstance("1"))
+    lacked(transfer, offer=3, indices=tuple(range(9)))
+    transfer.queue.background_window = Bytes(99 * BLOCK_BYTES)
+    assert sending(transfer)[:5] == [FEW[0], MANY[0], FEW[1], MANY[1], MANY[2]]
+
+
 def test_an_order_is_told_of_once_however_much_has_changed():
     transfer = classes((ORDER, FEW, NORMAL))
     sending(transfer)
