@@ -38,7 +38,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.processes, pytest.mark.timeout(150)
 
 PROMPT_TOKENS = 3000
 ANSWER_TOKENS = 200
-SLOW_RESTARTS = Timing(first_pause=Seconds(4.0), longest_pause=Seconds(4.0))
+LONG_AWAY = Timing(first_pause=Seconds(12.0), longest_pause=Seconds(12.0))
+"""Longer than a request waits for a worker to come back."""
 ROLES = ("MD", "RLD", "P", "node-md", "node-rld", "node-p", "wan")
 
 
@@ -172,18 +173,32 @@ async def test_a_killed_router_loses_its_streams_but_leaves_nothing_held_and_ser
         await deployment.until_clean()
 
 
-async def test_prefill_lost_before_the_first_token_is_503_and_served_again_when_it_is_back():
-    topology = packaged_topology("scripted", P={"prefill_tokens_per_s": 1500.0})
-    question = question_of(topology, token_prompt(PROMPT_TOKENS), 20, salt="lost")
-    body = {"model": "scripted", "prompt": list(question.prompt.token_ids), "max_tokens": 20, "ignore_eos": True}
-    async with live(topology, timing=QUICK_RESTARTS) as deployment:
+def slow_to_prefill() -> Topology:
+    return packaged_topology("scripted", P={"prefill_tokens_per_s": 1500.0})
 
-        async def kill_when_it_runs() -> None:
-            await until(lambda: is_prefilling(deployment), "prefill runs")
-            deployment.kill("P")
 
+async def kill_prefill_when_it_runs(deployment: Live) -> None:
+    await until(lambda: is_prefilling(deployment), "prefill runs")
+    deployment.kill("P")
+
+
+async def test_prefill_lost_before_the_first_token_is_waited_for_a_moment():
+    question = question_of(slow_to_prefill(), token_prompt(PROMPT_TOKENS), 20, salt="lost")
+    async with live(slow_to_prefill(), timing=QUICK_RESTARTS) as deployment:
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-            group.create_task(kill_when_it_runs())
+            group.create_task(kill_prefill_when_it_runs(deployment))
+            answer = await deployment.ask(question)
+        check_exact(answer, question)
+        assert deployment.role("P").restarts == 1
+        await deployment.until_clean()
+
+
+async def test_prefill_that_stays_away_before_the_first_token_is_503_and_served_again_when_it_is_back():
+    question = question_of(slow_to_prefill(), token_prompt(PROMPT_TOKENS), 20, salt="lost")
+    body = {"model": "scripted", "prompt": list(question.prompt.token_ids), "max_tokens": 20, "ignore_eos": True}
+    async with live(slow_to_prefill(), timing=LONG_AWAY) as deployment:
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            group.create_task(kill_prefill_when_it_runs(deployment))
             async with deployment.http.post(f"{deployment.url}/v1/completions", json=body) as reply:
                 error = (await reply.json())["error"]
         assert reply.status == 503, error
@@ -265,24 +280,43 @@ async def test_a_stalled_line_is_waited_for_while_relay_decode_goes_on():
         await deployment.until_clean()
 
 
-@pytest.mark.parametrize("missing", ["P", "MD"])
-async def test_without_a_needed_worker_there_is_503_at_once_and_service_when_it_is_back(missing: str):
+@pytest.mark.parametrize("missing", [("P",), ("RLD", "MD")])
+async def test_without_a_needed_worker_there_is_503_at_once_and_service_when_it_is_back(missing: tuple[str, ...]):
     topology = packaged_topology("scripted")
     question = question_of(topology, token_prompt(50), 20, salt="missing")
     body = {"model": "scripted", "prompt": list(question.prompt.token_ids), "max_tokens": 20}
-    async with live(topology, timing=SLOW_RESTARTS) as deployment:
-        deployment.kill(missing)
+    async with live(topology, timing=LONG_AWAY) as deployment:
+        for name in missing:
+            deployment.kill(name)
         await until(lambda: is_unhealthy(deployment), "the router notices")
         async with asyncio.timeout(2.0), deployment.http.post(f"{deployment.url}/v1/completions", json=body) as reply:
             error = (await reply.json())["error"]
         assert reply.status == 503
         assert int(reply.headers["Retry-After"]) >= 1
-        assert "no " in error["message"]
         assert "worker is up" in error["message"]
-        await deployment.until_back(missing)
+        for name in missing:
+            await deployment.until_back(name)
         await deployment.until_healthy()
         check_exact(await deployment.ask(question), question)
         assert deployment.role("router").restarts == 0
+        await deployment.until_clean()
+
+
+async def test_without_main_decode_cluster_a_answers_alone_until_it_is_back():
+    topology = packaged_topology("scripted")
+    async with live(topology, timing=LONG_AWAY) as deployment:
+        deployment.kill("MD")
+        alone = question_of(topology, token_prompt(50), 20, salt="alone")
+        answer = await deployment.ask(alone)
+        check_exact(answer, alone)
+        assert counts(answer) == {"prefill": 1, "relay_decode": 19}
+        assert await deployment.health() == 200
+        await deployment.until_back("MD")
+        await deployment.until_healthy()
+        together = question_of(topology, token_prompt(50, seed=1), 20, salt="together")
+        answer = await deployment.ask(together)
+        check_exact(answer, together)
+        assert "main_decode" in counts(answer)
         await deployment.until_clean()
 
 
