@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -85,6 +87,21 @@ def test_the_same_seed_prints_the_same_bytes_under_any_hash_seed(topology):
     assert json.loads(first)["requests"]["sent"] == 20
 
 
+def test_a_plot_is_a_page_by_itself_with_a_line_for_every_figure(topology, tmp_path, capsys):
+    page = tmp_path / "run.html"
+    assert run_program(["sim", "run", topology, "--requests", "20", "--rate", "2", "--plot", str(page)]) == 0
+    capsys.readouterr()
+    tree = ET.fromstring(re.sub(r"^<!doctype html>|<meta [^>]*>|<style>.*?</style>", "", page.read_text()))
+    lines = tree.findall(".//polyline")
+    assert len(lines) == 8
+    assert len(tree.findall("svg")) == 5
+    for line in lines:
+        for point in line.attrib["points"].split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= 720
+            assert 20 <= y <= 150
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
@@ -93,6 +110,7 @@ def test_the_same_seed_prints_the_same_bytes_under_any_hash_seed(topology):
         (["--speed", "nan"], "--speed nan: it must be more than 0"),
         (["--requests", "-3"], "--requests -3: it must be more than 0"),
         (["--workload", "nothing-like-it"], "no file and no generated workload"),
+        (["--requests", "3", "--plot", "/nowhere/at/all"], "--plot /nowhere/at/all: No such file or directory"),
         (["--trace", "/nowhere/at/all"], "--trace /nowhere/at/all: No such file or directory"),
     ],
 )

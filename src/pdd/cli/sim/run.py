@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from math import isfinite
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -61,6 +61,7 @@ def add_commands(commands: Subparsers) -> None:
         "--until", type=duration(most=_MAX_UNTIL_S), metavar="TIME", help="leave out requests that are sent later"
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write every event of every request, as JSON lines")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write an HTML page of charts over time")
     add_json(parser)
     parser.set_defaults(run=run_simulation)
 
@@ -72,6 +73,7 @@ def run_simulation(args: argparse.Namespace) -> int:
         ConfigError: a flag, the topology, a profile or the workload is wrong.
     """
     _check(args)
+    from pdd.cli.sim.plot import plot_page
     from pdd.cli.topology.file import load_simulated_topology
     from pdd.sim.report import summarize
     from pdd.sim.run import simulate
@@ -82,11 +84,14 @@ def run_simulation(args: argparse.Namespace) -> int:
     workload = load_workload(args.workload, seed=args.seed, changes=changes)
     began = monotonic()
     with ExitStack() as stack:
-        trace = stack.enter_context(_trace_to(args.trace))
+        trace = stack.enter_context(_opened("--trace", args.trace))
+        plot = stack.enter_context(_opened("--plot", args.plot))
         progress = stack.enter_context(_counting(open_console(stderr=True)))
-        result = simulate(topology, workload, seed=args.seed, trace=trace, progress=progress)
-    named = {"topology": topology.name, "workload": workload.name, "seed": args.seed}
-    figures = named | summarize(result, topology.router.sla)
+        result = simulate(topology, workload, seed=args.seed, trace=_sink(trace), progress=progress)
+        named = {"topology": topology.name, "workload": workload.name, "seed": args.seed}
+        figures = named | summarize(result, topology.router.sla)
+        if plot is not None:
+            plot.write(plot_page(figures).encode())
     if args.json:
         print_json(figures)
     else:
@@ -104,18 +109,25 @@ def _check(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _trace_to(path: Path | None) -> Generator[EventSink | None]:
+def _opened(flag: str, path: Path | None) -> Generator[BinaryIO | None]:
+    """The file that a flag names, opened before the simulation, not after: minutes later is too late for a typing error."""
     if path is None:
         yield None
         return
-    from pdd.telemetry.trace import TraceFile
-
     try:
         file = path.open("wb")
     except OSError as error:
-        raise ConfigError(f"--trace {path}: {error.strerror}") from error
+        raise ConfigError(f"{flag} {path}: {error.strerror}") from error
     with file:
-        yield TraceFile(file).record
+        yield file
+
+
+def _sink(file: BinaryIO | None) -> EventSink | None:
+    if file is None:
+        return None
+    from pdd.telemetry.trace import TraceFile
+
+    return TraceFile(file).record
 
 
 @contextmanager
