@@ -21,8 +21,8 @@ STEADY = Seconds(13.0)
 """A broken-off answer tries everybody again for at least so long: whoever was whole throughout could have gone on."""
 MEMORY = Seconds(20.0)
 """How long a worker that broke may be shunned after it is whole again, or is not known to be whole."""
-PROMPTNESS = Seconds(60.0)
-"""Nobody waits longer for a token if somebody could have computed it."""
+PROMPTNESS = Seconds(28.0)
+"""Nobody waits longer for a token while each role has a worker that is whole."""
 PREFILL_PATIENCE = Seconds(400.0)
 """But an engine that says it is well, and is silent, may have a long prompt to compute: it is given 300 s."""
 
@@ -166,13 +166,13 @@ def _judge_promptness(attempt: Attempt, scene: Scene, history: History) -> list[
     """Who pins a route waits for it, however slow the line is; who reads slowly waits for itself."""
     since, until = attempt.longest_wait
     is_mute = any(fault.kind is FaultKind.ENGINE_HANGS_AT for fault in scene.faults)
-    limit = PREFILL_PATIENCE if is_mute else PROMPTNESS
-    if until - since <= limit or scene.is_tight or attempt.request.steering != Steering():
+    if scene.is_tight or attempt.request.steering != Steering():
         return []
-    server = next((t.name for t in scene.topology.engines if history.was_whole(t.name, since - MEMORY, until)), None)
-    if server is None:
+    if until - since <= (PREFILL_PATIENCE if is_mute else PROMPTNESS):
         return []
-    what = f"it waited for a token from {since:.1f} to {until:.1f} s although {server} was whole"
+    if not _whole_roles(scene, history, since, until).issuperset(Role):
+        return []
+    what = f"it waited for a token from {since:.1f} to {until:.1f} s although all could have been served"
     return [Finding(wrong=Wrong.HUNG, what=what)]
 
 
@@ -190,6 +190,11 @@ def _may_be_refused(attempt: Attempt, scene: Scene, history: History, error: Una
         return True
     if scene.weather is Weather.CALM:
         return False
-    since, until = attempt.opened_at - MEMORY, attempt.ended_at
-    whole = {table.role for table in scene.topology.engines if history.was_whole(table.name, since, until)}
+    whole = _whole_roles(scene, history, attempt.opened_at, attempt.ended_at)
     return not {Role.PREFILL, Role.MAIN_DECODE} <= whole
+
+
+def _whole_roles(scene: Scene, history: History, since: float, until: float) -> set[Role]:
+    """Of which roles there was somebody to rely on all the time."""
+    since -= MEMORY
+    return {table.role for table in scene.topology.engines if history.was_whole(table.name, since, until)}
