@@ -93,3 +93,14 @@ def test_it_follows_a_change_of_pace() -> None:
         pace.record(A, work=1.0, seconds=Seconds(1.0 if second < 150 else 3.0), now=Seconds(float(second)))
     assert pace.unit_s == pytest.approx(3.0, abs=0.1)
     assert pace.slowness(A, Seconds(299.0)) == pytest.approx(1.0, abs=0.2), "it is its own measure"
+
+
+def test_who_was_slow_and_is_no_more_is_soon_like_the_others() -> None:
+    pace = RolePace()
+    for second in range(400):
+        slow = 3.0 if second < 300 else 1.0
+        pace.record(A, work=1.0, seconds=Seconds(slow), now=Seconds(float(second)))
+        pace.record(B, work=1.0, seconds=Seconds(1.0), now=Seconds(float(second)))
+        if second == 299:
+            assert pace.slowness(A, Seconds(299.0)) > 1.4
+    assert pace.slowness(A, Seconds(399.0)) < 1.15

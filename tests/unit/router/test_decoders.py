@@ -472,3 +472,24 @@ def test_the_crowd_that_a_decoder_was_in_is_counted_until_it_has_left() -> None:
         stage.pool.end_decoding(stage.sit(), num_tokens=0, seconds=Seconds(0.0), beside=beside)
 
     stage.play(scene)
+
+
+def test_a_decoders_pace_is_measured_together_with_the_crowd_that_it_was_in() -> None:
+    """One alone takes 0.1 s a token; each of eleven, beside five on average from its begin to its end, takes 0.2 s."""
+    stage = Stage()
+
+    async def scene(decoders: Decoders) -> None:
+        for num, interval in ((1, 0.1), (11, 0.2)):
+            stage.engine.steps = [s for position in range(1, 10) for s in (interval, span(position))]
+            stage.engine.steps += [interval, span(10, last=True)]
+            for _ in range(num):
+                decoders.decode(stage.sit(), generation(), has_prompt=True)
+                await asyncio.sleep(0.001)
+            for _ in range(10 * num):
+                await stage.inbox.get()
+            await asyncio.sleep(0.01)
+        pace = stage.pool.pace(Role.MAIN_DECODE)
+        assert pace.crowd_s == pytest.approx(0.1 / 5, rel=0.01)
+        assert pace.alone_s == pytest.approx(0.1, rel=0.01)
+
+    stage.play(scene)

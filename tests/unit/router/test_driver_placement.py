@@ -294,6 +294,22 @@ def test_a_slow_decoder_gets_less() -> None:
     stage.play(scene)
 
 
+def test_decoders_that_a_crowd_slows_down_much_share_it_before_their_batches_are_full() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        stage.landed("nm0", LONG[:20])
+        assert [stage.take(MD, LONG[:20], near="p0") for _ in range(2)] == ["m0", "m0"]
+        for beside in (0, 4):
+            for name in ("m0", "m1"):
+                stage.pool.pace(MD).record(
+                    WorkerId(name), work=100, seconds=Seconds(2.0 + 4 * beside), now=Seconds(0.0), beside=beside
+                )
+        assert stage.take(MD, LONG[:20], near="p0") == "m1"
+
+    stage.play(scene)
+
+
 def test_relay_decode_on_prefills_own_node_needs_no_copy() -> None:
     stage = Stage()
 
@@ -360,9 +376,12 @@ def test_a_worker_that_is_late_with_an_answer_is_passed_over_long_before_it_coun
             stage.engines["m0"].hangs = True
         else:
             stage.nodes["nm0"].hang()
-        await asyncio.sleep(2.1)
-        assert stage.pool.num_up(MD) == 2
-        assert stage.take(MD, LONG, near="p0", conversation=talk(main_decode="m0")) == "m1"
+        for wait in (2.1, 1.1):
+            await asyncio.sleep(wait)  # the second time it has just been asked again
+            assert stage.pool.num_up(MD) == 2
+            seat = stage.sit(MD, LONG, near="p0", conversation=talk(main_decode="m0"))
+            assert seat.worker.name == "m1"
+            stage.pool.release(seat)
         stage.engines["m0"].hangs = False
         stage.nodes["nm0"].resume()
         await asyncio.sleep(3.0)
@@ -379,8 +398,8 @@ def test_an_engine_whose_tokens_come_is_not_late_whatever_its_check_does() -> No
         stage.engines["m0"].hangs = True
         for _ in range(21):
             await asyncio.sleep(0.4)
-            seat.lifetime.heard = True
             assert stage.take(MD, conversation=talk(main_decode="m0")) == "m0"
+            seat.lifetime.heard = True
             for taken in [s for state in stage.pool.candidates(MD) for s in state.seats]:
                 stage.pool.release(taken)
 
