@@ -20,7 +20,8 @@ from pdd.router.driver.pool import Worker
 from pdd.router.driver.report import Reporter
 from pdd.router.driver.seats import RequestSeats
 from pdd.router.driver.transfer_desk import TransferDesk
-from pdd.router.driver.transfers import Transfer, TransferSpec, TransferState
+from pdd.router.driver.transfer_spec import TransferSpec, TransferState
+from pdd.router.driver.transfers import Transfer
 
 _logger = logging.getLogger(__name__)
 _READY_EVENTS = {Role.MAIN_DECODE: "main_ready", Role.RELAY_DECODE: "relay_ready"}

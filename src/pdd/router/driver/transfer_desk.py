@@ -13,7 +13,8 @@ from pdd.router.driver.lines import LineBook
 from pdd.router.driver.pool import Pool, Worker
 from pdd.router.driver.room_line import RoomLine
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfers import Transfer, TransferListener, TransferSpec, TransferState
+from pdd.router.driver.transfer_spec import TransferSpec, TransferState
+from pdd.router.driver.transfers import Transfer, TransferListener
 
 
 class TransferDesk:

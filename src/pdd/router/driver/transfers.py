@@ -9,59 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Protocol
 
-from pdd.core.blocks import BlockHash
 from pdd.core.clock import Clock
 from pdd.core.errors import BlocksLost, CapacityExhausted, ContextTooLong, Incompatible, NodeFailed, PddError
 from pdd.core.ids import NodeInstance, OrderId, WatchId
-from pdd.core.request import Role, SendClass
+from pdd.core.request import SendClass
 from pdd.core.units import Bytes, Seconds
 from pdd.kvnode.base import ReplicationOrder, ReplicationProgress, Watch
 from pdd.router.driver.lines import LineBook
 from pdd.router.driver.patience import Patience, closing_within
-from pdd.router.driver.pool import Pool, Worker
+from pdd.router.driver.pool import Pool
 from pdd.router.driver.room_line import RoomLine, Turn
 from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.standstill import Standstill
+from pdd.router.driver.transfer_spec import TransferSpec, TransferState
 
 _logger = logging.getLogger(__name__)
-
-_LOOK_EVERY = Seconds(2.0)
-"""How often a transfer at least looks how long the queue before it is."""
-
-
-class TransferState(Enum):
-    """Where a transfer is. REFUSED: the target has no room now and is being asked again."""
-
-    PLACED = auto()
-    REFUSED = auto()
-    MOVING = auto()
-    READY = auto()
-    FAILED = auto()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferSpec:
-    """What is moved. ``hashes`` is not empty; ``reserve_blocks`` covers prompt and output budget."""
-
-    name: str
-    attempt: int
-    role: Role
-    source: Worker
-    target: Worker
-    hashes: tuple[BlockHash, ...]
-    reserve_blocks: int
-
-    @property
-    def is_local(self) -> bool:
-        """Both engines share a node: there is nothing to send."""
-        return self.source.node.node == self.target.node.node
-
-    @property
-    def crosses_line(self) -> bool:
-        return self.source.cluster != self.target.cluster
 
 
 class TransferListener(Protocol):
@@ -115,7 +79,7 @@ class Transfer:
         self._num_placed = 0
         self._standing: OrderId | None = None
         self._sent_before = 0
-        self._moved_at = clock.now()
+        self._standstill = Standstill(spec.source, spec.target, pool=pool, lines=lines, clock=clock, settings=settings)
 
     @property
     def settled(self) -> bool:
@@ -130,6 +94,15 @@ class Transfer:
     def released(self) -> bool:
         """It holds nothing any more, or is about to."""
         return self._released.is_set()
+
+    @property
+    def refused(self) -> bool:
+        return self.state is TransferState.REFUSED
+
+    @property
+    def informed(self) -> bool:
+        """Its target has said what it lacks."""
+        return self.progress is not None and self.progress.num_missing is not None
 
     @property
     def num_missing(self) -> int | None:
@@ -150,7 +123,7 @@ class Transfer:
     @property
     def idle(self) -> Seconds:
         """How long nothing has arrived."""
-        return Seconds(self._clock.now() - self._moved_at)
+        return self._standstill.idle
 
     @property
     def sent(self) -> Bytes:
@@ -160,7 +133,8 @@ class Transfer:
     def prefill_done(self) -> None:
         """All blocks should be at the source by now: from here on a standstill counts."""
         if not self._prefilled.is_set():
-            self._moved_at = self._prefilled_at = self._clock.now()
+            self._prefilled_at = self._clock.now()
+            self._standstill.moved()
             self._prefilled.set()
             self._tell_line()
 
@@ -172,7 +146,7 @@ class Transfer:
     def demote(self) -> None:
         """Nobody waits for it any more: from now on it is sent while nothing else is, and cut when that is never."""
         self._send_class = SendClass.BACKGROUND
-        self._moved_at = self._clock.now()
+        self._standstill.moved()
         self._tell_line()
         if self._tasks is not None and self._standing is not None:
             self._tasks.create_task(self._reclassify(self._standing), name=f"demotion {self.spec.name}")
@@ -275,7 +249,7 @@ class Transfer:
     def _take_readiness(self, num_ready: int, before: int | None) -> None:
         admitted = self.state is TransferState.REFUSED
         if admitted or (before is not None and num_ready > before):
-            self._moved_at = self._clock.now()
+            self._standstill.moved()
         if num_ready >= len(self.spec.hashes):
             self._settle(TransferState.READY, None)
             return
@@ -329,7 +303,7 @@ class Transfer:
         if progress.num_missing is not None:
             patience.forget()
         if before is not None and progress.num_acknowledged > before.num_acknowledged:
-            self._moved_at = self._clock.now()
+            self._standstill.moved()
         self.progress = progress
         self._tell_line()
         was_informed = before is not None and before.num_missing is not None
@@ -373,50 +347,9 @@ class Transfer:
     async def _notice_standstill(self) -> None:
         """A block that prefill's node never got, or lost before it was sent, never arrives."""
         await self._prefilled.wait()
-        waiting_since, queue_patience = self._moved_at, Seconds(0.0)
-        while not self.settled:
-            if self._moved_at != waiting_since:
-                waiting_since, queue_patience = self._moved_at, Seconds(0.0)
-            # The longest queue since the last block counts: it shrinks while this transfer waits for its turn.
-            queue_patience = max(queue_patience, self._queue_patience())
-            left = self._patience_left(queue_patience)
-            if left <= 0 and self.state is not TransferState.REFUSED:
-                why = "the line had nothing to spare for it" if self.demoted else "the transfer has come to a standstill"
-                self._settle(TransferState.FAILED, NodeFailed(why))
-                return
-            overslept = await self._sleep_or_longer(max(self._settings.node_retry, min(left, _LOOK_EVERY)))
-            if overslept > self._settings.node_retry:  # this process did not run: what arrived has yet to be read
-                self._moved_at = Seconds(self._moved_at + overslept)
-                waiting_since = self._moved_at
-
-    async def _sleep_or_longer(self, time: Seconds) -> Seconds:
-        """How much longer."""
-        asleep_at = self._clock.now()
-        await self._clock.sleep(time)
-        return Seconds(self._clock.now() - asleep_at - time)
-
-    def _patience_left(self, queue_patience: Seconds) -> Seconds:
-        """Until nothing has arrived for too long, of nobody; or until others were served and this one passed over for too long."""
-        settings, now, spec = self._settings, self._clock.now(), self.spec
-        if self.demoted:
-            return Seconds(self._moved_at + settings.spare_patience - now)
-        if spec.is_local:  # nothing is under way: a block that is not there by now was lost, or never kept
-            return Seconds(self._moved_at + settings.room_patience - now)
-        if self._pool.node_is_late(spec.source.node.node):
-            return Seconds(self._moved_at + settings.source_patience - now)
-        has_work = self._lines.forecast(spec.source, spec.target).backlog > 0
-        informed = self.progress is not None and self.progress.num_missing is not None
-        node_patience = settings.source_patience if informed else settings.node_patience
-        line_patience = settings.line_patience if has_work else node_patience
-        line_moved_at = max(self._moved_at, self._lines.moved_at(spec.source, spec.target))
-        own_patience = max(node_patience, queue_patience, line_patience)
-        return Seconds(min(line_moved_at + line_patience, self._moved_at + own_patience) - now)
-
-    def _queue_patience(self) -> Seconds:
-        """Others may be served first, but not for longer than twice all that the line owes."""
-        forecast = self._lines.forecast(self.spec.source, self.spec.target)
-        queue_s = forecast.backlog / forecast.measured_rate if forecast.measured_rate else 0.0
-        return Seconds(min(2 * queue_s, self._settings.max_queue_patience))
+        if await self._standstill.come(self):
+            why = "the line had nothing to spare for it" if self.demoted else "the transfer has come to a standstill"
+            self._settle(TransferState.FAILED, NodeFailed(why))
 
     # State ------------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,106 @@
+"""When a transfer has come to a standstill: nothing of it has arrived for longer than whoever it waits for may take."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pdd.core.clock import Clock
+from pdd.core.units import Seconds
+from pdd.router.driver.lines import LineBook
+from pdd.router.driver.pool import Pool, Worker
+from pdd.router.driver.settings import DriverSettings
+
+_LOOK_EVERY = Seconds(2.0)
+"""How often a transfer at least looks how long the queue before it is."""
+
+
+class Subject(Protocol):
+    """The transfer, as far as its patience depends on it."""
+
+    @property
+    def settled(self) -> bool: ...
+
+    @property
+    def refused(self) -> bool:
+        """It waits for room at its target, which has a patience of its own."""
+        ...
+
+    @property
+    def demoted(self) -> bool:
+        """It gets only what the line has to spare."""
+        ...
+
+    @property
+    def informed(self) -> bool:
+        """Its target has said what it lacks."""
+        ...
+
+
+class Standstill:
+    """One per transfer. ``moved`` whenever something arrives; ``come`` once, when every block should be at the source."""
+
+    def __init__(
+        self, source: Worker, target: Worker, *, pool: Pool, lines: LineBook, clock: Clock, settings: DriverSettings
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._pool = pool
+        self._lines = lines
+        self._clock = clock
+        self._settings = settings
+        self._moved_at = clock.now()
+
+    @property
+    def idle(self) -> Seconds:
+        """How long nothing has arrived."""
+        return Seconds(self._clock.now() - self._moved_at)
+
+    def moved(self) -> None:
+        """Something has arrived, or something else has begun to be waited for."""
+        self._moved_at = self._clock.now()
+
+    async def come(self, transfer: Subject) -> bool:
+        """Waits for the standstill, then True; False when the transfer is settled before."""
+        waiting_since, queue_patience = self._moved_at, Seconds(0.0)
+        while not transfer.settled:
+            if self._moved_at != waiting_since:
+                waiting_since, queue_patience = self._moved_at, Seconds(0.0)
+            # The longest queue since the last block counts: it shrinks while this transfer waits for its turn.
+            queue_patience = max(queue_patience, self._queue_patience())
+            left = self._patience_left(transfer, queue_patience)
+            if left <= 0 and not transfer.refused:
+                return True
+            overslept = await self._sleep_or_longer(max(self._settings.node_retry, min(left, _LOOK_EVERY)))
+            if overslept > self._settings.node_retry:  # this process did not run: what arrived has yet to be read
+                self._moved_at = Seconds(self._moved_at + overslept)
+                waiting_since = self._moved_at
+        return False
+
+    async def _sleep_or_longer(self, time: Seconds) -> Seconds:
+        """How much longer."""
+        asleep_at = self._clock.now()
+        await self._clock.sleep(time)
+        return Seconds(self._clock.now() - asleep_at - time)
+
+    def _patience_left(self, transfer: Subject, queue_patience: Seconds) -> Seconds:
+        """Until nothing has arrived for too long, of nobody; or until others were served and this one passed over for too long."""
+        settings, now = self._settings, self._clock.now()
+        if transfer.demoted:
+            return Seconds(self._moved_at + settings.spare_patience - now)
+        if self._source.node.node == self._target.node.node:
+            # Nothing is under way: a block that is not there by now was lost, or never kept.
+            return Seconds(self._moved_at + settings.room_patience - now)
+        if self._pool.node_is_late(self._source.node.node):
+            return Seconds(self._moved_at + settings.source_patience - now)
+        has_work = self._lines.forecast(self._source, self._target).backlog > 0
+        node_patience = settings.source_patience if transfer.informed else settings.node_patience
+        line_patience = settings.line_patience if has_work else node_patience
+        line_moved_at = max(self._moved_at, self._lines.moved_at(self._source, self._target))
+        own_patience = max(node_patience, queue_patience, line_patience)
+        return Seconds(min(line_moved_at + line_patience, self._moved_at + own_patience) - now)
+
+    def _queue_patience(self) -> Seconds:
+        """Others may be served first, but not for longer than twice all that the line owes."""
+        forecast = self._lines.forecast(self._source, self._target)
+        queue_s = forecast.backlog / forecast.measured_rate if forecast.measured_rate else 0.0
+        return Seconds(min(2 * queue_s, self._settings.max_queue_patience))
