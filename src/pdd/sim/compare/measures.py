@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pdd.core.request import Role, Route
@@ -63,12 +63,14 @@ def settled(samples: Sequence[RequestSample]) -> list[RequestSample]:
 
 
 def measure(result: RunResult, sla: SlaTable) -> Measures:
-    """Of a run with at least one request."""
-    return measure_samples(settled(result.samples), sla)
+    """Of a run with at least one request. What lines carried is of all of it: transfers outlive their requests."""
+    carried = sum(result.readings[-1].wan_bytes.values()) if result.readings else 0
+    found = measure_samples(settled(result.samples), sla)
+    return replace(found, wan_bytes_per_request=carried / len(result.samples))
 
 
 def measure_samples(samples: Sequence[RequestSample], sla: SlaTable) -> Measures:
-    """Of at least one request, in order of sending."""
+    """Of at least one request, in order of sending. Bytes are those that had crossed by the end of each request."""
     duration = samples[-1].sent_at - samples[0].sent_at
     num_within = sum(is_within(sample, sla) for sample in samples)
     return Measures(

@@ -42,6 +42,7 @@ class Stage:
     """A third of a run."""
 
     relay_share: float
+    rld_token_share: float
     ttst_p90_s: float | None
     main_hit: float | None
     within_sla: float
@@ -142,6 +143,7 @@ def _quantile_figures(found: Sequence[Quantiles], of: published.Percentiles) -> 
 def _stage(measures: Measures) -> Stage:
     return Stage(
         relay_share=measures.relay_share,
+        rld_token_share=measures.rld_token_share,
         ttst_p90_s=measures.ttst.p90,
         main_hit=measures.main_hit,
         within_sla=measures.within_sla,

@@ -12,7 +12,7 @@ from msgspec.structs import replace as with_fields
 
 from pdd.core.topology import RouteRule, Topology
 from pdd.core.units import Seconds
-from pdd.sim.compare.measures import Measures, in_thirds, measure_samples, settled
+from pdd.sim.compare.measures import Measures, in_thirds, measure, measure_samples, settled
 from pdd.sim.compare.systems import System, as_system, with_policy
 from pdd.sim.paper.published import ANSWER_TOKENS, PROMPT_TOKENS
 from pdd.sim.paper.transfers import LENGTH_SPREAD
@@ -21,8 +21,9 @@ from pdd.sim.workload.arrivals import Arrivals
 from pdd.sim.workload.conversations import ConversationSpec, Lengths, generate
 from pdd.sim.workload.hits import SKEWED
 
-EVALUATION_ARRIVALS = Arrivals(requests_per_s=90.0, swing=0.3, mean_wave_s=Seconds(5.0), wave_shape=16.0)
+EVALUATION_ARRIVALS = Arrivals(requests_per_s=90.0, swing=0.4, mean_wave_s=Seconds(5.0), wave_shape=16.0)
 """Shorter and more regular waves than those of the transfer tables: a run of a minute must see as many high as low ones."""
+COLLAPSE_ARRIVALS = Arrivals(requests_per_s=7.5, swing=0.25, wave_shape=16.0)
 MAX_PROMPT_TOKENS = 2 * PROMPT_TOKENS - 4096
 FIRST_PROMPT_TOKENS = 68_000
 """Conversations grow from here; the mean over all turns is then 64 K."""
@@ -83,6 +84,19 @@ def rld_share_spec(num_requests: int) -> ConversationSpec:
     )
 
 
+def collapse_spec(num_requests: int) -> ConversationSpec:
+    """Agents whose conversations have many turns: what a turn leaves out at main decode, all later ones pay for."""
+    return ConversationSpec(
+        name="collapse",
+        num_requests=num_requests,
+        arrivals=COLLAPSE_ARRIVALS,
+        first_prompts=Lengths(mean=55_000, spread=LENGTH_SPREAD, least=4096, most=MAX_PROMPT_TOKENS),
+        answers=Lengths(mean=ANSWER_TOKENS, most=ANSWER_TOKENS),
+        max_tokens=1024,
+        num_conversations=200,
+    )
+
+
 def measure_run(job: RunJob) -> RunTable:
     """Simulates it."""
     topology = as_system(job.topology, job.system)
@@ -96,6 +110,6 @@ def measure_run(job: RunJob) -> RunTable:
         system=job.system,
         route=job.route,
         seed=job.seed,
-        whole=measure_samples(samples, sla),
+        whole=measure(result, sla),
         thirds=tuple(measure_samples(third, sla) for third in in_thirds(samples)),
     )

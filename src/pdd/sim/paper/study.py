@@ -5,31 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pdd.core.topology import RouteRule, Topology
+from pdd.core.topology import PolicyTable, RouteRule, Topology
 from pdd.sim.compare.jobs import Progress, run_jobs
-from pdd.sim.compare.systems import System
+from pdd.sim.compare.systems import System, with_policy
 from pdd.sim.paper.assumptions import assumptions
 from pdd.sim.paper.report import PaperReport, build_report
-from pdd.sim.paper.runs import Purpose, RunJob, RunTable, evaluation_spec, measure_run, rld_share_spec
+from pdd.sim.paper.runs import Purpose, RunJob, RunTable, collapse_spec, evaluation_spec, measure_run, rld_share_spec
 from pdd.sim.paper.transfers import TransferJob, TransferTable, measure_transfers
 from pdd.sim.workload.hits import NARROW, SKEWED
 
 TRANSFER_SEEDS = 5
+NUM_SHARE_SEEDS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
     """How much is simulated."""
 
-    num_seeds: int = 4
+    num_seeds: int = 3
     requests_per_run: int = 4000
     transfers_per_run: int = 200_000
 
 
-def study_paper(topology: Topology, extent: Extent, *, num_processes: int, progress: Progress) -> PaperReport:
-    """Simulates everything. The same report for the same arguments, on however many processes."""
+def study_paper(
+    topology: Topology, collapsing: Topology, extent: Extent, *, num_processes: int, progress: Progress
+) -> PaperReport:
+    """Simulates everything: the collapse on ``collapsing``, all else on ``topology``.
+
+    The same report for the same arguments, on however many processes.
+    """
     seeds = tuple(range(1, extent.num_seeds + 1))
-    jobs = [*_run_jobs(topology, extent, seeds), *_transfer_jobs(extent)]
+    jobs = [
+        *_run_jobs(topology, extent, seeds),
+        *_collapse_jobs(collapsing, topology.router.policy, extent),
+        *_transfer_jobs(extent),
+    ]
     tables = run_jobs(_measure, jobs, num_processes=num_processes, progress=progress)
     return build_report(
         [table for table in tables if isinstance(table, TransferTable)],
@@ -53,7 +63,7 @@ def _run_jobs(topology: Topology, extent: Extent, seeds: Sequence[int]) -> Itera
     for seed in seeds:
         for system in System:
             yield RunJob(purpose=Purpose.TTFT, system=system, topology=topology, spec=spec, seed=seed)
-    for seed in seeds[:2]:
+    for seed in seeds[:NUM_SHARE_SEEDS]:
         yield RunJob(
             purpose=Purpose.RLD_SHARE,
             system=System.PDD,
@@ -61,13 +71,16 @@ def _run_jobs(topology: Topology, extent: Extent, seeds: Sequence[int]) -> Itera
             spec=rld_share_spec(extent.requests_per_run),
             seed=seed,
         )
+
+
+def _collapse_jobs(topology: Topology, policy: PolicyTable, extent: Extent) -> Iterator[RunJob]:
     for route in (RouteRule.MISSING_BYTES, RouteRule.RELAY_ONLY):
         yield RunJob(
             purpose=Purpose.COLLAPSE,
             system=System.PDD,
-            topology=topology,
-            spec=evaluation_spec(2 * extent.requests_per_run),
-            seed=seeds[0],
+            topology=with_policy(topology, policy),
+            spec=collapse_spec(extent.requests_per_run),
+            seed=1,
             route=route,
         )
 
