@@ -6,6 +6,7 @@ forgotten some time after its last turn (``conversation_ttl_s``), or when there 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -60,7 +61,7 @@ class Conversations:
         self._clock = clock
         self._ttl = ttl
         self._max = max_conversations
-        self._by_tip: dict[BlockHash, Conversation] = {}
+        self._by_tip: OrderedDict[BlockHash, Conversation] = OrderedDict()
         self._num_pins = 0
 
     @property
@@ -73,8 +74,8 @@ class Conversations:
         self._expire()
         for tip in reversed(hashes):
             if tip in self._by_tip:
-                found = replace(self._by_tip.pop(tip), last_turn_at=self._clock.now())
-                self._by_tip[tip] = found
+                self._by_tip.move_to_end(tip)
+                self._by_tip[tip] = found = replace(self._by_tip[tip], last_turn_at=self._clock.now())
                 return found
         return None
 
