@@ -113,13 +113,6 @@ class EvictionOrder:
             self._pins_of.setdefault(block, {})[owner] = pin
             if is_evictable:
                 self._add_pinned(pin, block)
-        if len(self._ages) > 2 * len(self._pins) + _SPARE_AGES:
-            self._ages = [(age, pin) for age, pin in self._ages if self._is_worth_listing(pin)]
-            heapify(self._ages)
-
-    def _is_worth_listing(self, pin: _Pin) -> bool:
-        pin.is_listed = bool(pin.evictable)
-        return pin.is_listed
 
     def unpin(self, owner: Owner) -> tuple[BlockHash, ...]:
         """Ends the owner's pin: nobody is to come back for its blocks, so they are the next to go. Returns what it named."""
@@ -136,7 +129,17 @@ class EvictionOrder:
             if is_evictable:
                 self.add(block)
                 self._shelf(block).move_to_end(block, last=bool(pins))
+        self._forget_ended_pins()
         return pin.hashes
+
+    def _forget_ended_pins(self) -> None:
+        if len(self._ages) > len(self._pins) + _SPARE_AGES:
+            self._ages = [(age, pin) for age, pin in self._ages if self._is_worth_listing(pin)]
+            heapify(self._ages)
+
+    def _is_worth_listing(self, pin: _Pin) -> bool:
+        pin.is_listed = bool(pin.evictable)
+        return pin.is_listed
 
     def oldest_pin(self) -> Owner:
         return next(iter(self._pins))
@@ -154,4 +157,5 @@ class EvictionOrder:
             holders = [pin.age for pin in self._pins.values() if block in pin.evictable]
             assert holders in ([], [ages[-1]])
         listed = [pin for _, pin in self._ages]
+        assert len(listed) <= len(self._pins) + _SPARE_AGES, "pins that are over were kept in mind"
         assert all(pin.is_listed and pin in listed for pin in self._pins.values() if pin.evictable)

@@ -106,6 +106,19 @@ def test_leased_blocks_stay_pinned_or_not_and_are_pinned_again_when_they_are_rel
     assert all(index.holds(block) for block in chain(4))
 
 
+def test_a_pin_whose_blocks_were_all_leased_when_others_went_is_still_the_oldest():
+    index = full_index((FIRST, chain(2)), (SECOND, chain(6, start=2)))
+    index.lease(ENGINE, chain(2))
+    assert write(index, chain(1, start=20)) == list(chain(1, start=7))
+    index.release(ENGINE, chain(2))
+    index.check_integrity()
+    assert index.begin_write(ENGINE, chain(4, start=30)).evicted == (
+        *chain(1, start=20),
+        *reversed(chain(2)),
+        *chain(1, start=6),
+    )
+
+
 def test_a_used_pinned_block_goes_later_than_others_of_its_pin():
     index = full_index((FIRST, chain(8)))
     index.touch(chain(1, start=7))
@@ -140,6 +153,11 @@ def test_many_short_pins_leave_nothing_behind():
     for n in range(1000):
         index.pin(Owner(f"pin {n % 7}"), chain(2, start=n % 5))
     index.check_integrity()
+    for n in range(200):
+        index.pin(Owner(f"short pin {n}"), chain(1, start=n % 8))
+    for n in range(200):
+        index.unpin(Owner(f"short pin {n}"))
+        index.check_integrity()
     for n in range(7):
         index.unpin(Owner(f"pin {n}"))
     index.check_integrity()
