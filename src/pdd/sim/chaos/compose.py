@@ -184,7 +184,7 @@ def _turn(chance: Random, text: tuple[TokenId, ...]) -> Turn:
         steering=_steering(chance) if chance.random() < 0.5 else Steering(),
         seed=chance.choice((None, chance.randrange(1000))),
         has_stop_tokens=chance.random() < 0.3,
-        read_interval=Seconds(0.1 if chance.random() < 0.1 else 0.0),
+        read_interval=Seconds(0.3 if chance.random() < 0.15 else 0.0),
         leave_after=Seconds(chance.uniform(0.0, 4.0)) if chance.random() < 0.12 else None,
         complete_after=chance.choice((1, 2, 9)) if chance.random() < 0.1 else None,
     )

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from pdd.core.errors import PddError, Unavailable
 from pdd.core.ids import NodeId, RequestId, Salt, TokenId, WorkerId
-from pdd.core.request import GREEDY, Sampling
+from pdd.core.request import GREEDY, Role, Sampling
 from pdd.core.topology import EngineTable
+from pdd.core.units import Seconds
 from pdd.engine.scripted.engine import ScriptedEngine, scripted_answer
 from pdd.kvnode.base import NodeClient
 from pdd.kvnode.memory import MemoryNode
@@ -30,6 +31,9 @@ BOUND_S = 1200.0
 """Virtual time in which any scene is over."""
 _LAST_BLOCK = 10.0
 """Within so many seconds what the slowest line carries has landed."""
+_LAST_TRIES = 4
+_LAST_PAUSE = 20.0
+"""Long enough for a circuit breaker to try again."""
 _TRIES = 3
 """A client that is refused comes back when it was told to, so often in all."""
 
@@ -103,6 +107,7 @@ class _Stage:
             engines, nodes, world = self._build()
             async with running(world):
                 await self._act(world, engines, nodes)
+                await self._ask_once_more(world)
                 await self._check_idle(world, engines)
         left = sorted(task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task())
         if left:
@@ -217,6 +222,30 @@ class _Stage:
 
     # What is left -----------------------------------------------------------------------------------------------------
 
+    async def _ask_once_more(self, world: World) -> None:
+        """Whatever broke, once it is whole again it serves again, without a restart of anything else."""
+        turn = Turn(think=Seconds(0.0), text=tuple(range(20)), max_tokens=5)
+        for number in range(_LAST_TRIES):
+            request = _request(f"last.{number}", self._scene.talks[0], turn, turn.text)
+            async with world.driver.open(request) as answer:
+                try:
+                    tokens = tuple([token async for span in answer for token in span.tokens])
+                except PddError as error:
+                    self._note(f"{request.request_id} refused: {error}")
+                else:
+                    if tokens != _right_answer(request):
+                        self.find(Wrong.WRONG, "the last request of all got a wrong answer")
+                    return
+            await asyncio.sleep(_LAST_PAUSE)
+        alive = self._roles_alive()
+        if Role.PREFILL in alive and len(alive) > 1:
+            self.find(Wrong.TURNED_AWAY, "all is whole again, and nobody is served")
+
+    def _roles_alive(self) -> set[Role]:
+        now = _now()
+        engines = self._scene.topology.engines
+        return {table.role for table in engines if self._history.was_whole(table.name, now, now)}
+
     async def _check_idle(self, world: World, engines: Mapping[WorkerId, FaultyEngine]) -> None:
         """Nothing runs, is leased, reserved, ordered or pinned any more."""
         driver = world.driver
@@ -229,6 +258,9 @@ class _Stage:
             _LAST_BLOCK
         )  # whatever a slow line carries lands, and nodes hear that nothing is pinned any more
         self._expect_none(f"the driver has {driver.num_open} open requests", driver.num_open)
+        room = driver.room
+        self._expect_none(f"{room.num_running} places are taken", room.num_running)
+        self._expect_none(f"{room.num_waiting} wait for a place", room.num_waiting)
         for status in driver.pool.status():
             self._expect_none(f"{status.running} seats at {status.worker} are taken", status.running)
         for name, engine in engines.items():
