@@ -42,7 +42,7 @@ class Bench:
 
     def __init__(self, limits: EngineLimits = LIMITS, *, with_node: bool = True) -> None:
         self.scripts = Scripts(KV_FORMAT)
-        self.node = MemoryNetwork(KV_FORMAT).add(NodeId("node"), capacity=2000)
+        self.node = MemoryNetwork(KV_FORMAT, payload_bytes=0).add(NodeId("node"), capacity=2000)
         self.cached: list[int] = []
         self.engine = self.make_engine("engine", limits, with_node=with_node)
 
