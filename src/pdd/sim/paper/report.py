@@ -170,8 +170,10 @@ def _constraints(
     yield _less("rld_token_share <= 0.12", share.simulated, 0.12)
     healthy, collapsed = (_last(collapse, rule) for rule in (RouteRule.MISSING_BYTES, RouteRule.RELAY_ONLY))
     yield _more("relay-only ends with over twice pdd's relays", collapsed.relay_share, 2 * healthy.relay_share)
-    yield _less(
-        "relay-only ends with under half of pdd's requests within the SLA", collapsed.within_sla, healthy.within_sla / 2
+    yield _more(
+        "relay-only's relay decode ends with over twice pdd's tokens",
+        collapsed.rld_token_share,
+        2 * healthy.rld_token_share,
     )
 
 

@@ -79,7 +79,7 @@ RUNS = (
         Purpose.COLLAPSE,
         measures(),
         route=RouteRule.RELAY_ONLY,
-        thirds=(measures(), measures(relay_share=0.5), measures(relay_share=0.9, within_sla=0.1)),
+        thirds=(measures(), measures(relay_share=0.5), measures(relay_share=0.9, rld=0.5)),
     ),
 )
 TRANSFERS = (transfers("skewed", 0.3), transfers("narrow", 1.2))
