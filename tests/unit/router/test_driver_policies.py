@@ -166,6 +166,45 @@ def test_a_long_budget_of_which_little_is_ever_used_is() -> None:
     run(main())
 
 
+def unfiltered() -> WorldSpec:
+    return with_policy(SLOW_LINE, PolicyTable(filter=FilterRule.OFF))
+
+
+def test_what_an_answer_that_is_over_still_sends_gives_way_to_whoever_waits() -> None:
+    async def main() -> None:
+        async with running_world(unfiltered()) as world:
+            _ = await ask(world, make_request(0, max_tokens=10))
+            assert world.driver.num_transfers == 1
+            waiting = await ask(world, make_request(1, max_tokens=5, steering=Steering(route=Route.DIRECT)))
+            assert waiting.report.ttst_s == pytest.approx(6 / 0.5, rel=0.2), "as if it were alone"
+            await finish(world)
+
+    run(main())
+
+
+def test_on_an_idle_line_it_arrives_however_long_that_takes() -> None:
+    async def main() -> None:
+        async with running_world(replace(unfiltered(), blocks_per_s=0.05)) as world:
+            _ = await ask(world, make_request(0, max_tokens=10))
+            await finish(world)
+            assert (await world.nodes[MD].stats()).held_blocks == 6
+
+    run(main())
+
+
+def test_it_does_not_give_way_on_two_turns_in_a_row() -> None:
+    async def main() -> None:
+        async with running_world(unfiltered()) as world:
+            first = await ask(world, make_request(0, max_tokens=10))
+            prompt = (*make_request(0).prompt, *first.tokens, *range(96))
+            _ = await ask(world, make_request(1, prompt=prompt, max_tokens=10))
+            demoted = [transfer.demoted for transfer in world.driver._desk._running]
+            assert demoted == [True, False]
+            await finish(world)
+
+    run(main())
+
+
 # The rivals of the route ----------------------------------------------------------------------------------------------
 
 

@@ -107,12 +107,25 @@ class KvPaths:
 
     @property
     def main_node(self) -> NodeId | None:
-        """Where the prompt's KV is or will be for main decode; None if it may never get there."""
+        """Where the prompt's KV is, or will be if all goes well, for main decode; None if it will not get there."""
         transfer = self.to_main
         if transfer is None:
             return None
-        given_up = transfer.demoted or transfer.released or transfer.state is TransferState.FAILED
+        given_up = transfer.released or transfer.state is TransferState.FAILED
         return None if given_up and transfer.state is not TransferState.READY else transfer.spec.target.node.node
+
+    @property
+    def may_miss_main(self) -> bool:
+        """Perhaps the prompt's KV will never be at main decode's node: it was demoted, cut, or has failed."""
+        transfer = self.to_main
+        if transfer is None or transfer.state is TransferState.READY:
+            return transfer is None and bool(self._hashes)
+        return transfer.demoted or transfer.released or transfer.state is TransferState.FAILED
+
+    def spare_the_line(self) -> None:
+        """The answer is over before main decode had its KV: others, whose clients wait, go first."""
+        if self.to_main is not None and not self.to_main.settled:
+            self.to_main.demote()
 
     @property
     def workers(self) -> dict[Role, WorkerId]:

@@ -47,7 +47,8 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """One order. ``due``: all that it lacks is at the source and has room at the target, so only the line is waited for.
+    """One order. ``due``: all that it lacks is at the source and has room at the target, so only the line is waited for;
+    one in the background waits for the line alone only if its sender owes nothing else.
 
     ``open``: it is of the normal class and something of it has yet to arrive. ``since``: its first report.
     """
@@ -73,15 +74,23 @@ class _Sender:
     num_due: int = 0
     num_open: int = 0
 
-    def take(self, progress: ReplicationProgress, *, send_class: SendClass, all_there: bool, now: Seconds) -> int:
+    def take(
+        self,
+        progress: ReplicationProgress,
+        *,
+        send_class: SendClass,
+        all_there: bool,
+        block_bytes: Bytes,
+        now: Seconds,
+    ) -> int:
         """How many blocks have arrived."""
-        missing = progress.num_missing
-        waits = missing is not None and progress.num_acknowledged < missing
-        normal = send_class is SendClass.NORMAL
+        left = 0 if progress.num_missing is None else progress.num_missing - progress.num_acknowledged
+        waits, normal = left > 0, send_class is SendClass.NORMAL
+        alone = progress.backlog <= left * block_bytes
         since = self.orders.get(progress.order, _NOTHING_YET).since
         standing = _Standing(
             progress.num_acknowledged,
-            due=waits and all_there and normal,
+            due=waits and all_there and (normal or alone),
             open=waits and normal,
             since=now if since is None else since,
         )
@@ -172,7 +181,9 @@ class LineBook:
         line = self._lines.setdefault(_clusters(source, target), _Line())
         quiet, num_due = line.quiet(now), line.num_due
         sender = line.senders.setdefault(pair, _Sender())
-        num_arrived = sender.take(progress, send_class=send_class, all_there=all_there, now=now)
+        num_arrived = sender.take(
+            progress, send_class=send_class, all_there=all_there, block_bytes=self._block_bytes, now=now
+        )
         line.listen(now, arrived=num_arrived > 0)
         if num_arrived > 0:
             self._moved_at[pair] = now

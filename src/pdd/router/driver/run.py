@@ -325,6 +325,8 @@ class RequestRun:
             self._end("client_left", None)
             return
         self._complete = True
+        if self._conversation is None or not self._conversation.last_filtered:  # else it would never get there
+            self._paths.spare_the_line()
         self._remember()
         if self._held is not None:
             self.outbox.send(replace(self._held, finish_reason=command.reason))
@@ -339,17 +341,18 @@ class RequestRun:
         shared, emitted = self._shared, self._relay.emitted
         shared.traffic.lengths.add(len(emitted))
         self._chain.append(emitted[:-1])
-        main_node, last = self._paths.main_node, self._last_span
+        main_node, filtered, last = self._paths.main_node, self._paths.may_miss_main, self._last_span
         if last is not None:  # its last token's KV was never computed
             node = shared.pool.worker(last.worker).node.node
             shared.directory.landed(node, self._chain.hashes)
-            main_node = node if last.role is Role.MAIN_DECODE else main_node
+            if last.role is Role.MAIN_DECODE:
+                main_node, filtered = node, False
         self._chain.append(emitted[-1:])
         shared.conversations.remember(
             self._chain.hashes,
             seats={**self._paths.workers, **self._served},
             main_node=main_node,
-            filtered=main_node is None and self.report.filtered,
+            filtered=filtered,
             previous=self._conversation,
         )
 

@@ -55,7 +55,7 @@ class DriverSettings:
     resend_delay: Seconds = Seconds(2.0)
     """How long after a failed transfer main decode is sent the prompt again, while another decodes."""
     spare_patience: Seconds = Seconds(10.0)
-    """How long a transfer that only gets what lines have to spare may get nothing before it is cut."""
+    """How long a transfer that only gets what lines have to spare may get nothing, while others do, before it is cut."""
     local_rate: BytesPerSecond = _LOCAL_RATE
     """Nominal rate between nodes of one cluster, where no line is declared (10 Gbit/s)."""
 

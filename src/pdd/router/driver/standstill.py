@@ -85,14 +85,15 @@ class Standstill:
     def _patience_left(self, transfer: Subject, queue_patience: Seconds) -> Seconds:
         """Until nothing has arrived for too long, of nobody; or until others were served and this one passed over for too long."""
         settings, now = self._settings, self._clock.now()
+        has_work = self._lines.forecast(self._source, self._target).backlog > 0
         if transfer.demoted:
-            return Seconds(self._moved_at + settings.spare_patience - now)
+            patience = settings.spare_patience if has_work else settings.line_patience
+            return Seconds(self._moved_at + patience - now)
         if self._source.node.node == self._target.node.node:
             # Nothing is under way: a block that is not there by now was lost, or never kept.
             return Seconds(self._moved_at + settings.room_patience - now)
         if self._pool.node_is_late(self._source.node.node):
             return Seconds(self._moved_at + settings.source_patience - now)
-        has_work = self._lines.forecast(self._source, self._target).backlog > 0
         node_patience = settings.source_patience if transfer.informed else settings.node_patience
         line_patience = settings.line_patience if has_work else node_patience
         line_moved_at = max(self._moved_at, self._lines.moved_at(self._source, self._target))

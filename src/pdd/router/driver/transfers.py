@@ -181,8 +181,12 @@ class Transfer:
             parts = [tasks.create_task(self._keep_watch(), name=f"watch {self.spec.name}")]
             if not self.spec.is_local:
                 parts.append(tasks.create_task(self._keep_order(), name=f"order {self.spec.name}"))
+            order = parts[-1]
             parts.append(tasks.create_task(self._notice_standstill(), name=f"standstill {self.spec.name}"))
             await self._released.wait()
+            if self._detached and self.state is TransferState.READY and self._standing is not None:
+                # What was sent is told with the last acknowledgement, which comes after the block.
+                await asyncio.wait([order], timeout=self._settings.room_patience)
             for part in reversed(parts):  # nothing is sent any more by the time that the room for it is given up
                 part.cancel()
                 await asyncio.wait([part])
@@ -267,7 +271,7 @@ class Transfer:
             instance = instance or self._pool.node_instance(self.spec.source.node.node)
             try:
                 self._order_done = await self._order_once(patience)
-                if self._order_done:
+                if self._order_done and not self.settled:
                     await self._evicted.wait()
                     self._evicted.clear()
             except PddError as error:
