@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from pdd.core.errors import CapacityExhausted, ContextTooLong, Incompatible, NodeFailed
+from pdd.core.ids import NodeId, PinId
+from pdd.kvnode.base import Pin
+from pdd.kvnode.client import TcpNodeClient
 from tests.support.bad_line import bad_line
 from tests.support.kv_nodes import (
     chain,
@@ -326,3 +329,19 @@ async def test_an_order_whose_block_was_evicted_before_it_was_sent_fails_soon(tm
             await nodes["a"].write(blocks)
             await last_progress(again)
         assert await nodes["b"].read(blocks) == 2
+
+
+async def test_pins_end_with_their_routers_connection_and_only_they(tmp_path: Path):
+    mine, theirs = chain(3, salt="mine"), chain(2, salt="theirs")
+    async with running_cluster(tmp_path, "a") as nodes:
+        await nodes["a"].write((*mine, *theirs))
+        await nodes["a"].client.pin(Pin(pin=PinId("p"), hashes=mine))
+        address = nodes["a"].address
+        async with TcpNodeClient(node=NodeId("a"), address=address, kv_format=kv_format()) as other:
+            await other.pin(Pin(pin=PinId("p"), hashes=theirs))
+            assert (await other.stats()).pinned_blocks == 5
+        num_pinned = 5
+        while num_pinned == 5:
+            await asyncio.sleep(0.01)
+            num_pinned = (await nodes["a"].client.stats()).pinned_blocks
+        assert num_pinned == 3

@@ -103,10 +103,9 @@ class EvictionOrder:
     # --- pins
 
     def pin(self, owner: Owner, hashes: Sequence[BlockHash]) -> None:
-        """The owner's pin, the newest of all; replaces the one that it had."""
-        self.unpin(owner)
+        """The pin, the newest of all, of an owner that has none. ``hashes`` are all different."""
         self._num_pins_ever += 1
-        pin = self._pins[owner] = _Pin(self._num_pins_ever, tuple(dict.fromkeys(hashes)))
+        pin = self._pins[owner] = _Pin(self._num_pins_ever, tuple(hashes))
         self.num_named += len(pin.hashes)
         for block in reversed(pin.hashes):
             is_evictable = self.discard(block)

@@ -305,6 +305,39 @@ def test_a_stall_of_some_seconds_sends_again_what_was_under_way_and_goes_on() ->
     run(main())
 
 
+def test_patience_with_a_target_that_came_back_in_time_is_not_held_against_it() -> None:
+    async def main() -> None:
+        pair, hashes = Pair(capacity=256), chain(150)
+        write(pair.a, hashes)
+        async with asyncio.TaskGroup() as tasks:
+            sending = tasks.create_task(last(pair.a.replicate(order(hashes))))
+            await asyncio.sleep(2.0)
+            pair.b.kill()
+            await asyncio.sleep(2.0)
+            pair.b.restart()
+        assert sending.result().num_acknowledged == 150
+        assert now() > 15.0
+
+    run(main())
+
+
+@pytest.mark.parametrize("num_turns", range(12))
+def test_a_line_that_breaks_and_mends_at_any_moment_brings_everything(num_turns: int) -> None:
+    async def main() -> None:
+        pair, hashes = Pair(), chain(4)
+        pair.line.delay = Seconds(0.0)
+        write(pair.a, hashes)
+        async with asyncio.timeout(5.0), asyncio.TaskGroup() as tasks:
+            tasks.create_task(last(pair.a.replicate(order(hashes))))
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            pair.network.cut(pair.line)
+            pair.network.restore(pair.line)
+        assert len(content(pair.b, hashes)) == 4
+
+    run(main())
+
+
 def test_background_fills_the_gaps_of_normal_traffic() -> None:
     """At 10 blocks/s, a normal block every 0.4 s leaves three quarters of the line."""
 
