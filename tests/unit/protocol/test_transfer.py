@@ -586,6 +586,15 @@ def test_orders_keep_one_turn_each_after_a_lost_line(send_class: SendClass):
     assert sending(transfer)[:5] == [FEW[0], MANY[0], FEW[1], MANY[1], MANY[2]]
 
 
+def test_an_order_that_steps_back_after_a_lost_line_has_no_turn_left_among_the_others():
+    transfer = classes((ORDER, FEW, NORMAL), (OTHER, MANY, NORMAL))
+    transfer.disconnected()
+    transfer.connected(NodeInstance("1"))
+    lacked(transfer, offer=3, indices=tuple(range(9)))
+    transfer.reclassify(OTHER, BACKGROUND)
+    assert sending(transfer) == [*FEW, MANY[0]]
+
+
 def test_an_order_is_told_of_once_however_much_has_changed():
     transfer = classes((ORDER, FEW, NORMAL))
     sending(transfer)
