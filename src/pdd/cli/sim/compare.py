@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pdd.sim.compare.rivals import Setting, Standing
 
 _SETTINGS = (
-    ("agents", "crossing", 4.5),
-    ("agents-singular", "crossing", 4.5),
-    ("agents-narrow", "crossing", 4.5),
+    ("agents", "crossing", 6.5),
+    ("agents-singular", "crossing", 6.5),
+    ("agents-narrow", "crossing", 6.5),
 )
 """(generated workload, topology, requests/s)."""
 
