@@ -1,0 +1,28 @@
+"""Random worlds notice when any of the driver's guards is removed."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import pdd.sim.chaos.play
+from tests.support.chaos_mutants import MUTANTS, NUM_WORLDS, Mutant, mutated, noticed_by
+
+
+def test_guards_are_named_once() -> None:
+    names = [mutant.guard for mutant in MUTANTS]
+    assert len(names) == len(set(names))
+
+
+def test_the_real_package_is_untouched_by_a_mutant() -> None:
+    real = sys.modules["pdd.sim.chaos.play"]
+    with mutated(MUTANTS[0]) as play:
+        assert play is not real
+    assert sys.modules["pdd.sim.chaos.play"] is real
+    assert pdd.sim.chaos.play is real
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.guard)
+def test_a_removed_guard_is_noticed(mutant: Mutant) -> None:
+    assert noticed_by(mutant, (mutant.seed, *range(NUM_WORLDS))) is not None
