@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from pdd.core.ids import OrderId
-from pdd.core.request import Role, Route
+from pdd.core.request import Role, Route, SendClass
 from pdd.core.units import Bytes, BytesPerSecond
 from pdd.kvnode.base import ReplicationProgress
 from pdd.router.clock import LoopClock
@@ -51,17 +51,19 @@ class Lines:
         order: str = "o",
         source: Role = P,
         all_there: bool = False,
+        sent: float = 0,
+        send_class: SendClass = SendClass.NORMAL,
     ) -> None:
         progress = ReplicationProgress(
             order=OrderId(order),
             num_missing=20,
             num_acknowledged=arrived,
-            sent_bytes=Bytes(0),
+            sent_bytes=Bytes(int(sent)),
             rate=None if rate is None else BytesPerSecond(rate),
             backlog=Bytes(int(backlog)),
             done=arrived == 20,
         )
-        self.book.record(self.workers[source], self.workers[MD], progress, all_there=all_there)
+        self.book.record(self.workers[source], self.workers[MD], progress, all_there=all_there, send_class=send_class)
 
     def end(self, order: str = "o", source: Role = P) -> None:
         self.book.ended(self.workers[source], self.workers[MD], OrderId(order))
@@ -73,6 +75,10 @@ class Lines:
     @property
     def measured_rate(self) -> float | None:
         return self.book.forecast(self.workers[P], self.workers[MD]).measured_rate
+
+    @property
+    def num_orders(self) -> int:
+        return self.book.forecast(self.workers[P], self.workers[MD]).num_orders
 
     @property
     def backlog(self) -> int:
@@ -250,6 +256,63 @@ def test_a_line_of_which_nothing_is_declared_is_as_fast_as_last_measured() -> No
         lines.end()
         await asyncio.sleep(100.0)
         assert lines.rate == BLOCK / 5.0
+
+    run(main())
+
+
+def test_orders_count_while_something_of_them_has_yet_to_arrive_unless_they_are_sent_in_the_background() -> None:
+    async def main() -> None:
+        lines = Lines()
+        lines.record(None, order="one")
+        lines.record(None, order="two", source=RLD)
+        lines.record(None, order="spare", send_class=SendClass.BACKGROUND)
+        assert lines.num_orders == 2
+        lines.record(100.0, order="one", arrived=20)
+        assert lines.num_orders == 1
+        lines.record(100.0, order="two", source=RLD, arrived=3, send_class=SendClass.BACKGROUND)
+        assert lines.num_orders == 0
+        for order, source in (("one", P), ("two", RLD), ("spare", P)):
+            lines.end(order, source)
+        assert lines.num_orders == 0
+
+    run(main())
+
+
+def test_a_young_transfer_shows_how_fast_a_line_is_at_least() -> None:
+    async def main() -> None:
+        lines = Lines()
+        await lines.learn(20.0)
+        lines.end()
+        lines.record(20.0, order="young")
+        await asyncio.sleep(1.0)
+        lines.record(20.0, order="young", arrived=5, sent=5 * BLOCK)
+        assert lines.rate == pytest.approx(500.0)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("age", "sent"), [(2.5, 5 * BLOCK), (1.0, 0)])
+def test_an_old_transfer_or_what_others_sent_shows_nothing(age: float, sent: float) -> None:
+    async def main() -> None:
+        lines = Lines()
+        await lines.learn(20.0)
+        lines.end()
+        lines.record(20.0, order="young")
+        await asyncio.sleep(age)
+        lines.record(20.0, order="young", arrived=5, sent=sent)
+        assert lines.rate is not None
+        assert lines.rate < 40.0
+
+    run(main())
+
+
+def test_silence_of_the_background_counts_only_while_it_has_the_line_to_itself() -> None:
+    async def main() -> None:
+        for backlog, rate in ((0, BLOCK / 4.0), (20 * BLOCK, BLOCK / 4.0), (21 * BLOCK, NOMINAL)):
+            lines = Lines()
+            lines.record(None, backlog=backlog, all_there=True, send_class=SendClass.BACKGROUND)
+            await asyncio.sleep(4.0)
+            assert lines.rate == rate
 
     run(main())
 
