@@ -113,7 +113,7 @@ class NodeClient(Protocol):
     def node(self) -> NodeId: ...
 
     def replicate(self, order: ReplicationOrder) -> AsyncGenerator[ReplicationProgress]:
-        """Places a standing order and streams its progress: at once, whenever it changes, and a last one with ``done``.
+        """Places a standing order and streams its progress: at once, soon after it changed, and a last one with ``done``.
 
         Closing the generator leaves the order standing; ``cancel`` ends it.
 
@@ -136,7 +136,9 @@ class NodeClient(Protocol):
         ...
 
     def watch(self, watch: Watch) -> AsyncGenerator[Readiness]:
-        """Reserves, leases and reports: at once, then whenever ``num_ready`` grows. Closing the generator releases it.
+        """Reserves, leases and reports: at once, at once when all blocks are ready, and soon after ``num_ready`` grew.
+
+        Closing the generator releases it.
 
         Raises:
             CapacityExhausted: the reservation can't be met now.
