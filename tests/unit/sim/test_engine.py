@@ -171,6 +171,25 @@ def test_the_next_turn_finds_prompt_and_answer():
     assert run(main()) == [0, 1088]  # 1099 tokens have KV: the answer's last one has none
 
 
+def test_a_prompt_that_is_cached_whole_has_its_last_token_computed_again():
+    async def main():
+        bench = Bench()
+        for name in "ab":
+            await ask(bench.engine, bench.write(name, prompt=1008))
+        return bench.cached
+
+    assert run(main()) == [0, 1007]
+
+
+def test_the_last_token_of_an_answer_has_no_kv():
+    async def main():
+        bench = Bench()
+        await ask(bench.engine, bench.write(prompt=1000, answer=24))
+        return bench.node.life.index.num_held
+
+    assert run(main()) == 63
+
+
 def test_another_engine_at_the_same_node_loads_what_the_first_computed():
     async def main():
         bench = Bench()
@@ -294,6 +313,21 @@ def test_a_hung_engine_answers_nothing_and_goes_on_where_it_was():
 
     took, undisturbed = run(main())
     assert undisturbed * 0.95 < took < undisturbed * 1.5
+
+
+def test_what_a_hung_engine_is_asked_begins_when_it_goes_on():
+    async def main():
+        bench = Bench()
+        await asyncio.sleep(1.0)
+        bench.engine.hang()
+        await asyncio.sleep(50.0)
+        asking = asyncio.ensure_future(ask(bench.engine, bench.write(prompt=500)))
+        await asyncio.sleep(50.0)
+        bench.engine.resume()
+        return await asking
+
+    step = TIMES.mixed_step([Chunk(num_tokens=500, num_context=0)], num_decodes=0, num_context=0)
+    assert run(main())[0][0] == pytest.approx(101.0 + step)
 
 
 def test_a_hung_engine_can_be_left():

@@ -57,9 +57,17 @@ class Host:
         self.held.remove(job.number)
 
 
-def play(arrivals: list[Arrival], *, max_span: int, capacity: int = 1000, max_batch: int = 8, chunk: int = 512) -> Host:
+def play(
+    arrivals: list[Arrival],
+    *,
+    max_span: int,
+    capacity: int = 1000,
+    max_batch: int = 8,
+    chunk: int = 512,
+    host: Host | None = None,
+) -> Host:
     """Plays arrivals and departures to the end."""
-    host = Host(dict(enumerate(arrivals)), capacity)
+    host = host or Host(dict(enumerate(arrivals)), capacity)
     batch = Batch(TIMES, host, BatchingLimits(max_batch=max_batch, prefill_chunk_tokens=chunk), max_span=max_span)
     jobs = {
         number: Job(what=None, number=number, num_known=arrival.num_known, num_output=arrival.num_output)
@@ -174,6 +182,36 @@ def test_loads_follow_each_other_and_hold_up_nobody_who_computes():
     assert 1.3 < token_times(host.spans[2])[0] < 1.3 + 5 * STEP
     gaps = [after - before for (before, _), (after, _) in zip(host.spans[0], host.spans[0][1:], strict=False)]
     assert max(gaps) < 3 * STEP
+
+
+def test_who_leaves_takes_the_whole_of_its_context_along():
+    scene = [Arrival(at=0.0, num_known=100, num_output=1001), Arrival(at=0.0, num_known=3000, num_output=20)]
+    times = token_times(play(scene, max_span=1).spans[0])
+    last = 500
+    assert times[-1] - times[-1 - last] == pytest.approx(
+        TIMES.decode_steps(last, num_decodes=1, num_context=100 + 1001 - last)
+    )
+
+
+def test_two_prefills_share_one_steps_budget():
+    scene = [Arrival(at=0.0, num_known=1, num_output=1)]
+    scene += [Arrival(at=0.0001, num_known=400, num_output=1) for _ in range(2)]
+    host = play(scene, max_span=1)
+    assert host.spans[1][0][0] < host.spans[2][0][0]
+
+
+def test_when_one_that_found_no_room_leaves_the_next_in_line_is_asked():
+    class Choosy(Host):
+        def admit(self, job: Job[None]) -> Admission | None:
+            return None if job.num_known == 3000 else super().admit(job)
+
+    scene = [
+        Arrival(at=0.0, num_known=100, num_output=1000),
+        Arrival(at=0.1, num_known=3000, num_output=1, leaves_at=0.3),
+        Arrival(at=0.2, num_known=100, num_output=1),
+    ]
+    host = play(scene, max_span=64, host=Choosy(dict(enumerate(scene))))
+    assert 0.3 < host.spans[2][0][0] < 0.3 + 4 * STEP
 
 
 def test_a_standstill_moves_everything_by_its_length():

@@ -43,10 +43,19 @@ def test_a_decode_step_of_a_dense_model_streams_its_weights():
     assert times().decode_steps(1, num_decodes=1, num_context=1) == pytest.approx(0.00882, rel=0.01)
 
 
-def test_a_step_without_prefill_takes_as_long_as_a_decode_step():
+@pytest.mark.parametrize(("num_decodes", "num_context"), [(20, 40_000), (3000, 30_000)])
+def test_a_step_without_prefill_takes_as_long_as_a_decode_step(num_decodes, num_context):
     engine = times()
-    assert engine.mixed_step([], num_decodes=20, num_context=40_000) == pytest.approx(
-        engine.decode_steps(1, num_decodes=20, num_context=40_000)
+    assert engine.mixed_step([], num_decodes=num_decodes, num_context=num_context) == pytest.approx(
+        engine.decode_steps(1, num_decodes=num_decodes, num_context=num_context)
+    )
+
+
+def test_a_short_chunk_after_a_long_context_reads_its_kv():
+    engine = times()
+    chunk = Chunk(num_tokens=1, num_context=120_000)
+    assert engine.mixed_step([chunk], num_decodes=0, num_context=0) == pytest.approx(
+        engine.decode_steps(1, num_decodes=1, num_context=120_001)
     )
 
 
