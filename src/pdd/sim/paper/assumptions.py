@@ -87,7 +87,7 @@ def _of_transfers() -> Sequence[Assumption]:
             kind=Kind.FITTED,
             value=f"waves of {ARRIVALS.mean_wave_s:g} s, {ARRIVALS.swing:.0%} above and below the mean",
             bounds="waves of 5 to 60 s, swings of up to 50 %",
-            why="At 0.92 of the line (published rate, length, hit rate) Poisson arrivals make the tails ten times too short: "
+            why="At 0.92 of the line (published rate, length, hit rate) Poisson arrivals make the tails far too short: "
             "traffic must come in waves. Swing and length of the waves fit four figures.",
         ),
         Assumption(
