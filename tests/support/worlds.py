@@ -59,6 +59,8 @@ class WorldSpec:
     main_decode: Script = MAIN_SCRIPT
     second_prefill_node: bool = False
     """The second prefill worker has a node of its own, which ``World.nodes`` does not list."""
+    second_main_node: bool = False
+    """So has the second main decode worker."""
     capacity: int = 4096
     main_capacity: int | None = None
     relay_capacity: int | None = None
@@ -142,6 +144,10 @@ def build_world(spec: WorldSpec, *, sink: EventSink | None = None) -> World:
     if spec.second_prefill_node:
         places[Role.PREFILL][1] = network.add(NodeId("node-p-1"), capacity=spec.capacity)
         network.join(NodeId("node-p-1"), nodes[Role.MAIN_DECODE].node, line)
+    if spec.second_main_node:
+        places[Role.MAIN_DECODE][1] = network.add(NodeId("node-md-1"), capacity=spec.capacity)
+        for role in (Role.PREFILL, Role.RELAY_DECODE):
+            network.join(nodes[role].node, NodeId("node-md-1"), line)
     engines = {role: _make_engines(role, spec, places[role]) for role in names}
     workers = [
         Worker(

@@ -387,6 +387,24 @@ def test_a_source_that_hangs_is_left_after_a_few_seconds(at: float) -> None:
     run(main())
 
 
+def test_what_one_main_decodes_node_can_not_take_goes_to_another() -> None:
+    async def main() -> None:
+        spec = replace(SLOW_LINE, blocks_per_s=2.0, workers_per_role=2, second_main_node=True)
+        async with running_world(spec) as world:
+            async with asyncio.TaskGroup() as clients:
+                client = clients.create_task(ask(world, make_request(0, max_tokens=1000)))
+                await asyncio.sleep(1.0)
+                world.nodes[MD].kill()
+            outcome = client.result()
+            assert {span.worker for span in outcome.spans if span.role is MD} == {"main_decode-1"}
+            assert targets(world, "r0").count(MD) == 2, "at once, and once"
+            assert outcome.report.max_itl_s is not None
+            assert outcome.report.max_itl_s < 0.5
+            await finish(world)
+
+    run(main())
+
+
 def test_main_decode_is_sent_from_relay_decodes_node_what_prefills_lost() -> None:
     async def main() -> None:
         async with running_world(replace(SLOW_LINE, blocks_per_s=2.0)) as world:
