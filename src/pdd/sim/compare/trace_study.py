@@ -14,8 +14,8 @@ from pdd.sim.run import simulate
 from pdd.sim.workload.base import Workload
 from pdd.sim.workload.traces import fitting, read_trace, speed_up
 
-SWAMPED_RELAY_SHARE = 0.5
-"""The relay is for the few requests that lack much; where most relay, it is a second decode cluster and too small for one."""
+SWAMPED_TOKEN_SHARE = 0.25
+"""Relay decode is sized for some 6 % of the output tokens; where it makes so many, it serves as a second decode cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def verdicts(standings: Sequence[TraceStanding]) -> Iterator[Verdict]:
             speed=speed,
             ttst_gain=_ratio(cross.ttst.p90, pdd.ttst.p90),
             goodput_gain=_ratio(pdd.goodput_per_s, cross.goodput_per_s),
-            relay_is_swamped=pdd.relay_share > SWAMPED_RELAY_SHARE,
+            relay_is_swamped=pdd.rld_token_share > SWAMPED_TOKEN_SHARE,
         )
 
 

@@ -46,10 +46,10 @@ def test_every_system_answers_every_request_at_every_load(trace):
     assert by_system[System.CROSS_DC].relay_share == 0
 
 
-def test_a_relay_that_most_requests_take_is_called_swamped(trace):
+def test_a_relay_that_serves_as_a_decode_cluster_is_called_swamped(trace):
     standings = study_traces(
         load_simulated_topology("crossing"), [trace], [1.0], max_requests=4, num_processes=1, progress=lambda _: None
     )
     assert [each.relay_is_swamped for each in verdicts(standings)] == [False]
-    crowded = [replace(each, measures=replace(each.measures, relay_share=0.7)) for each in standings]
+    crowded = [replace(each, measures=replace(each.measures, rld_token_share=0.4)) for each in standings]
     assert [each.relay_is_swamped for each in verdicts(crowded)] == [True]
