@@ -112,6 +112,12 @@ def test_without_relays_the_second_token_waits_for_the_line():
     assert sample.wan_kv_bytes == result.readings[-1].wan_bytes["wan"] == 4000 // 64 * 64 * 327_680
 
 
+def test_an_answer_of_one_token_ends_with_prefill():
+    result = simulate(topology(), workload(2, answer=1), seed=1)
+    assert [sample.outcome for sample in result.samples] == [Outcome.COMPLETE] * 2
+    assert all(sample.ttst_s is None and sample.ended_s < 1.0 for sample in result.samples)
+
+
 def test_intervals_and_their_sum_are_those_of_the_tokens():
     result = simulate(topology(), workload(), seed=1)
     for sample in result.samples:
