@@ -19,6 +19,8 @@ from pdd.kvnode.base import NodeClient, NodeStats, Pin, Readiness, ReplicationOr
 
 _Item = TypeVar("_Item")
 _RETRY_AFTER = Seconds(1.0)
+_NODE_PATIENCE = Seconds(5.0)
+"""As ``kvnode.client`` has with a silent node."""
 
 
 class NotReached(Exception):
@@ -34,10 +36,15 @@ class BrokenOff(NotReached):
 
 
 class Upstream:
-    """All connections of the router to one process. Holds and refusals are counted: several faults may overlap."""
+    """All connections of the router to one process. Holds and refusals are counted: several faults may overlap.
 
-    def __init__(self) -> None:
+    The router gives up a connection on which nothing has passed for ``patience``; without one it waits.
+    """
+
+    def __init__(self, patience: Seconds | None = None) -> None:
         self.slowdown = 1.0
+        self._patience = patience
+        self._num_held = 0
         self._num_holds = 0
         self._num_refusals = 0
         self._flows = asyncio.Event()
@@ -50,6 +57,9 @@ class Upstream:
         """Nothing passes any more; what comes meanwhile comes later."""
         self._num_holds += 1
         self._flows.clear()
+        if self._num_holds == 1 and self._patience is not None:
+            self._num_held += 1
+            asyncio.get_running_loop().call_later(self._patience, self._lose_patience, self._num_held)
 
     def let_go(self) -> None:
         """Ends one ``hold``."""
@@ -72,6 +82,18 @@ class Upstream:
         for wait in self._waits.values():
             wait.reschedule(now)
 
+    def _lose_patience(self, hold: int) -> None:
+        if self._num_holds and self._num_held == hold:
+            self.break_off()
+
+    async def _pass(self) -> None:
+        """Waits while connections are held, but not for ever."""
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._flows.wait()
+        except TimeoutError as error:
+            raise BrokenOff from error
+
     async def ask(self, question: Callable[[], Awaitable[_Item]]) -> _Item:
         """A question and its answer.
 
@@ -79,9 +101,9 @@ class Upstream:
             NotReached: it was refused, or the connection broke off.
         """
         async with self._connected(self._connect()):
-            await self._flows.wait()
+            await self._pass()
             item = await question()
-            await self._flows.wait()
+            await self._pass()
             return item
 
     async def carry(self, stream: AsyncGenerator[_Item]) -> AsyncGenerator[_Item]:
@@ -96,14 +118,14 @@ class Upstream:
             while True:
                 asked_at = loop.time()
                 async with self._connected(connection):
-                    await self._flows.wait()
+                    await self._pass()
                     try:
                         item = await anext(stream)
                     except StopAsyncIteration:
                         return
                     if self.slowdown > 1.0:
                         await asyncio.sleep((self.slowdown - 1.0) * (loop.time() - asked_at))
-                    await self._flows.wait()
+                    await self._pass()
                 yield item
 
     def _connect(self) -> int:
@@ -169,7 +191,7 @@ class FaultyNode:
     """A ``NodeClient`` between the router and a node, which forgets orders, watches and pins when the connection ends."""
 
     def __init__(self, node: NodeClient) -> None:
-        self.upstream = Upstream()
+        self.upstream = Upstream(_NODE_PATIENCE)
         self._node = node
         self._pins: dict[PinId, None] = {}
 

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
+from pdd.core.units import Seconds
 from pdd.sim.chaos.upstream import BrokenOff, Refused, Upstream
 from pdd.sim.loop import run
 
@@ -94,6 +95,32 @@ def test_a_held_connection_breaks_too() -> None:
         with pytest.raises(BrokenOff):
             await upstream.ask(lambda: asyncio.sleep(0.1))
         assert asyncio.get_running_loop().time() == 2.0
+
+    run(main())
+
+
+@pytest.mark.parametrize("asked_at", [0.0, 1.0, 20.0])
+def test_a_silent_connection_is_given_up_by_who_has_patience_for_so_long_only(asked_at: float) -> None:
+    async def main() -> None:
+        upstream = Upstream(Seconds(5.0))
+        asyncio.get_running_loop().call_later(0.5, upstream.hold)
+        await asyncio.sleep(asked_at)
+        with pytest.raises(BrokenOff):
+            await upstream.ask(lambda: asyncio.sleep(600.0))
+        assert asyncio.get_running_loop().time() <= asked_at + 5.5
+
+    run(main())
+
+
+def test_a_short_hold_breaks_nothing() -> None:
+    async def main() -> None:
+        upstream = Upstream(Seconds(5.0))
+        loop = asyncio.get_running_loop()
+        for at in (0.0, 4.0):
+            loop.call_later(at, upstream.hold)
+            loop.call_later(at + 3.0, upstream.let_go)
+        await upstream.ask(lambda: asyncio.sleep(20.0))
+        assert loop.time() == 20.0
 
     run(main())
 
