@@ -84,13 +84,13 @@ def _show(console: Console, standings: Sequence[Standing]) -> None:
             "P50",
             "P90",
             "P99",
-            "ITL P99",
-            "hand-off P99",
+            "ITL99",
+            "gap99",
             "in SLA",
             "relayed",
             "by RLD",
-            "filtered",
-            "WAN MB",
+            "filt.",
+            "MB",
             "MD hit",
         )
         for each in standings:

@@ -42,9 +42,9 @@ def tell_progress() -> Callable[[str], None]:
 
 def plain_table(*headings: str) -> Table:
     """The first column to the left, numbers to the right."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left")
+        table.add_column(heading, justify="right" if index else "left", no_wrap=not index)
     return table
 
 

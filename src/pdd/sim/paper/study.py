@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pdd.core.topology import PolicyTable, RouteRule, Topology
+from pdd.core.topology import RouteRule, Topology
 from pdd.sim.compare.jobs import Progress, run_jobs
-from pdd.sim.compare.systems import System, with_policy
+from pdd.sim.compare.systems import System
 from pdd.sim.paper.assumptions import assumptions
 from pdd.sim.paper.report import PaperReport, build_report
 from pdd.sim.paper.runs import Purpose, RunJob, RunTable, collapse_spec, evaluation_spec, measure_run, rld_share_spec
@@ -73,12 +73,12 @@ def _run_jobs(topology: Topology, extent: Extent, seeds: Sequence[int]) -> Itera
         )
 
 
-def _collapse_jobs(topology: Topology, policy: PolicyTable, extent: Extent) -> Iterator[RunJob]:
+def _collapse_jobs(topology: Topology, extent: Extent) -> Iterator[RunJob]:
     for route in (RouteRule.MISSING_BYTES, RouteRule.RELAY_ONLY):
         yield RunJob(
             purpose=Purpose.COLLAPSE,
             system=System.PDD,
-            topology=with_policy(topology, policy),
+            topology=topology,
             spec=collapse_spec(extent.requests_per_run),
             seed=1,
             route=route,
