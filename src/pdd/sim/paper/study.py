@@ -37,7 +37,7 @@ def study_paper(
     seeds = tuple(range(1, extent.num_seeds + 1))
     jobs = [
         *_run_jobs(topology, extent, seeds),
-        *_collapse_jobs(collapsing, topology.router.policy, extent),
+        *_collapse_jobs(collapsing, extent),
         *_transfer_jobs(extent),
     ]
     tables = run_jobs(_measure, jobs, num_processes=num_processes, progress=progress)
