@@ -27,7 +27,7 @@ from pdd.router.api.app import Health, WorkerCount, WorkerHealth, serve
 from pdd.router.api.serving import Job, RequestRunner
 from pdd.router.api.tenants import Tenants
 from pdd.router.api.tokenizer import TextCodec
-from pdd.router.base import Steering
+from pdd.router.base import RequestReport, Steering
 from pdd.telemetry.metrics import RouterMetrics
 from tests.support.fake_service import FakeService, Step, steps
 from tests.support.front_door import HEALTHY, LIMITS, MODEL, NOW, Door, front_door, saying
@@ -434,6 +434,23 @@ async def test_a_failure_after_the_answer_is_logged_and_hurts_nobody(caplog):
         await service.all_left.wait()
         assert await door.metric('pdd_requests_total{outcome="failed",route="relay"}') == 2
     assert [record.message.split()[0] for record in caplog.records] == ["request_failed_after_reply"] * 2
+
+
+async def test_figures_that_can_not_be_counted_are_logged_and_end_nobodys_stream(caplog):
+    more_missing_than_there_are = RequestReport(num_prompt_blocks=1, missing_blocks_at_prefill=2)
+    service = FakeService(script=saying("hi"), report=more_missing_than_there_are)
+    async with front_door(service) as door:
+        for _ in range(2):
+            assert (await door.chat())[0] == 200
+        await service.all_left.wait()
+    assert [record.message.split()[0] for record in caplog.records] == ["request_not_counted"] * 2
+
+
+async def test_what_fails_when_the_client_has_left_is_no_failure_of_ours(caplog):
+    job = Job(request=None, stops=(), reply=None)
+    job.replied.cancel()
+    job.fail(Unavailable("no main decode worker is up", retry_after_s=Seconds(1)))
+    assert caplog.records == []
 
 
 async def test_a_failure_before_a_traced_answers_report_is_a_typed_event():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from pdd.core.ids import TokenId, WorkerId
@@ -77,6 +78,8 @@ class FakeService:
     opening: Exception | None = None
     closing: Exception | None = None
     transfer: asyncio.Event | None = None
+    report: RequestReport = field(default_factory=RequestReport)
+    """What each answer's report begins as."""
     answers: list[FakeAnswer] = field(default_factory=list)
     cancelled: int = 0
     running: int = 0
@@ -91,7 +94,7 @@ class FakeService:
     async def open(self, request: TokenRequest) -> AsyncGenerator[FakeAnswer]:
         if self.opening is not None:
             raise self.opening
-        answer = FakeAnswer(request=request, script=self.script(request))
+        answer = FakeAnswer(request=request, script=self.script(request), report=deepcopy(self.report))
         answer.report.num_prompt_tokens = len(request.prompt)
         self.answers.append(answer)
         self.running += 1

@@ -52,6 +52,8 @@ class Job:
             self.replied.set_exception(error)
 
     def fail(self, error: Exception) -> None:
+        if self.replied.cancelled():
+            return  # the client left: there is nobody to tell
         if self.replied.done():
             _logger.error("request_failed_after_reply request=%s", self.request.request_id, exc_info=error)
         else:
@@ -133,8 +135,15 @@ class RequestRunner:
             outcome = Outcome.UNAVAILABLE if self._stopping else outcome
             raise
         finally:
-            self._metrics.request_ended(outcome, report)
+            self._count(job, outcome, report)
             _logger.info("request_ended request=%s outcome=%s", job.request.request_id, outcome)
+
+    def _count(self, job: Job, outcome: Outcome, report: RequestReport | None) -> None:
+        """A figure that can't be counted must not end everybody's streams."""
+        try:
+            self._metrics.request_ended(outcome, report)
+        except Exception:
+            _logger.exception("request_not_counted request=%s", job.request.request_id)
 
     async def _answer(self, job: Job, answer: Answer) -> PddError | ClientLeft | None:
         """Returns what went wrong, so that the answer's context is always left in the ordinary way."""
