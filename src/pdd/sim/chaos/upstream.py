@@ -20,7 +20,7 @@ from pdd.kvnode.base import NodeClient, NodeStats, Pin, Readiness, ReplicationOr
 _Item = TypeVar("_Item")
 _RETRY_AFTER = Seconds(1.0)
 _NODE_PATIENCE = Seconds(5.0)
-"""As ``kvnode.client`` has with a silent node."""
+"""What ``kvnode.client`` has with a silent node (``silence_limit``)."""
 
 
 class NotReached(Exception):
