@@ -23,7 +23,7 @@ from pdd.sim.workload.hits import SKEWED
 
 EVALUATION_ARRIVALS = Arrivals(requests_per_s=90.0, swing=0.4, mean_wave_s=Seconds(5.0), wave_shape=16.0)
 """Shorter and more regular waves than those of the transfer tables: a run of a minute must see as many high as low ones."""
-COLLAPSE_ARRIVALS = Arrivals(requests_per_s=6.5, swing=0.25)
+COLLAPSE_ARRIVALS = Arrivals(requests_per_s=7.5, swing=0.25)
 MAX_PROMPT_TOKENS = 2 * PROMPT_TOKENS - 4096
 FIRST_PROMPT_TOKENS = 68_000
 """Conversations grow from here; the mean over all turns is then 64 K."""
@@ -93,7 +93,7 @@ def collapse_spec(num_requests: int) -> ConversationSpec:
         first_prompts=Lengths(mean=55_000, spread=LENGTH_SPREAD, least=4096, most=MAX_PROMPT_TOKENS),
         answers=Lengths(mean=ANSWER_TOKENS, most=ANSWER_TOKENS),
         max_tokens=1024,
-        num_conversations=500,
+        num_conversations=200,
     )
 
 

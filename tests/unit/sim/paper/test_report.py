@@ -79,7 +79,7 @@ RUNS = (
         Purpose.COLLAPSE,
         measures(),
         route=RouteRule.RELAY_ONLY,
-        thirds=(measures(), measures(relay_share=0.5), measures(relay_share=0.9, rld=0.5)),
+        thirds=(measures(), measures(relay_share=0.5), measures(ttft=3.0, relay_share=0.9)),
     ),
 )
 TRANSFERS = (transfers("skewed", 0.3), transfers("narrow", 1.2))
@@ -121,7 +121,7 @@ def test_all_constraints_hold_of_figures_that_meet_them():
         (
             6,
             run(Purpose.COLLAPSE, measures(), route=RouteRule.RELAY_ONLY),
-            "relay-only ends with over twice pdd's relays",
+            "relay-only relays over twice as many as pdd",
         ),
     ],
 )
