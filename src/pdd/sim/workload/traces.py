@@ -29,6 +29,10 @@ BLOCK_TOKENS = 512
 _FIRST_NEW_TOKEN = 1 << 30
 """Text without a hash id gets token IDs from here on; hash ids lie below."""
 _LEAST_BUDGET = 1024
+_MOST_TOKENS = 1 << 24
+"""Of a prompt or an answer: beyond every model, and what one machine can still spell out."""
+_LONGEST = Seconds(366 * 86_400.0)
+"""From a trace's first request to its last: every second of it is simulated."""
 _CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -59,6 +63,8 @@ def read_trace(path: Path) -> Workload:
     rows = sorted(_read_rows(path), key=lambda row: row.timestamp)
     if not rows:
         raise ConfigError(f"{path}: there is no request in it")
+    if not (rows[-1].timestamp - rows[0].timestamp) / 1e3 <= _LONGEST:
+        raise ConfigError(f"{path}: more than a year lies between its first request and its last")
     return Workload(name=path.stem, requests=tuple(_to_requests(rows)))
 
 
@@ -107,19 +113,26 @@ def _parse_json(path: Path, number: int, line: str) -> _Row:
         row = msgspec.json.decode(line, type=_Row)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}:{number}: {error}") from error
-    if row.input_length < 1 or row.output_length < 0 or not all(0 <= each < _FIRST_NEW_TOKEN for each in row.hash_ids):
-        raise ConfigError(f"{path}:{number}: lengths must be positive and hash ids from 0 to {_FIRST_NEW_TOKEN - 1}")
-    return row
+    return _checked(path, number, row)
 
 
 def _parse_csv(path: Path, lines: Sequence[str]) -> Iterator[_Row]:
-    for number, fields in enumerate(csv.reader(lines[1:]), start=2):
+    for number, line in enumerate(lines[1:], start=2):
         try:
-            moment, context, generated = fields
-            timestamp = _seconds(moment) * 1e3
-            yield _Row(timestamp=timestamp, input_length=max(1, int(context)), output_length=int(generated))
-        except ValueError as error:
+            ((moment, context, generated),) = csv.reader((line,))
+            timestamp, input_length = _seconds(moment) * 1e3, int(context) or 1
+            row = _Row(timestamp=timestamp, input_length=input_length, output_length=int(generated))
+        except (ValueError, csv.Error) as error:
             raise ConfigError(f"{path}:{number}: {error}") from error
+        yield _checked(path, number, row)
+
+
+def _checked(path: Path, number: int, row: _Row) -> _Row:
+    if not (1 <= row.input_length <= _MOST_TOKENS and 0 <= row.output_length <= _MOST_TOKENS):
+        raise ConfigError(f"{path}:{number}: lengths must be positive, and at most {_MOST_TOKENS} tokens")
+    if not all(0 <= each < _FIRST_NEW_TOKEN for each in row.hash_ids):
+        raise ConfigError(f"{path}:{number}: hash ids must be from 0 to {_FIRST_NEW_TOKEN - 1}")
+    return row
 
 
 def _seconds(moment: str) -> float:

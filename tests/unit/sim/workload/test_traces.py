@@ -13,7 +13,7 @@ from pdd.sim.workload.base import expand
 from pdd.sim.workload.traces import BLOCK_TOKENS, cut_at, fitting, read_trace, speed_up
 
 
-def row(timestamp: int, length: int, output: int, ids: list[int], session: str | None = None) -> dict[str, object]:
+def row(timestamp: float, length: int, output: int, ids: list[int], session: str | None = None) -> dict[str, object]:
     made = {"timestamp": timestamp, "input_length": length, "output_length": output, "hash_ids": ids}
     return made if session is None else {**made, "session_id": session}
 
@@ -100,7 +100,17 @@ def test_what_is_too_late_or_too_long_is_left_out_with_all_that_follows(tmp_path
         ("time,in,out\n1,2,3\n", "not a trace"),
         ('{"timestamp": 0, "input_length": 5}\n', ":1: .*output_length"),
         ('{"timestamp": 0, "input_length": 0, "output_length": 1}\n', ":1: lengths must be positive"),
+        (
+            '{"timestamp": 0, "input_length": 16777217, "output_length": 1}\n',
+            ":1: lengths must be positive, and at most",
+        ),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 1e18}\n', ":1: "),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]}\n', ":1: hash ids"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,many,1\n", ":2: .*many"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,5,-1\n", ":2: lengths"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,-5,1\n", ":2: lengths"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,99999999999999999999,1\n", ":2: lengths"),
+        (f"TIMESTAMP,ContextTokens,GeneratedTokens\n{'9' * 200_000},1,1\n", ":2: field larger"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request"),
     ],
 )
@@ -109,6 +119,12 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path, text, complaint):
     path.write_text(text)
     with pytest.raises(ConfigError, match=complaint):
         read_trace(path)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 1e12), (-1.7e308, 1.7e308)])
+def test_a_trace_that_would_never_end_is_refused(tmp_path, first, last):
+    with pytest.raises(ConfigError, match="more than a year"):
+        read_trace(write(tmp_path, row(first, 1, 1, []), row(last, 1, 1, [])))
 
 
 def test_a_missing_file_is_refused(tmp_path):
