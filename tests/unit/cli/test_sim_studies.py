@@ -15,6 +15,7 @@ from pdd.cli.program import run_program
         (["paper", "--seeds", "0"], "--seeds 0"),
         (["compare", "--requests", "0"], "--requests 0"),
         (["compare", "--jobs", "65"], "--jobs 65"),
+        (["compare", "--only", "nothing"], "the settings are agents, fast,"),
         (["traces", "nothing.jsonl", "--speed", "0"], "--speed"),
         (["traces", "nothing.jsonl", "--jobs", "1"], "No such file"),
     ],
@@ -41,3 +42,16 @@ def test_traces_are_shown_with_a_verdict_each(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert [each["system"] for each in found["standings"]] == ["same_dc", "cross_dc", "pdd"]
     assert found["verdicts"][0]["relay_is_swamped"] is False
+
+
+def test_one_setting_is_compared_alone(capsys):
+    flags = ["sim", "compare", "--only", "fast", "--seeds", "2", "--requests", "12", "--jobs", "1"]
+    assert run_program(flags) == 0
+    shown = capsys.readouterr().out
+    assert "fast: four times the line" in shown
+    assert "forgetful" not in shown
+
+    assert run_program([*flags, "--json"]) == 0
+    standings = json.loads(capsys.readouterr().out)["standings"]
+    assert [each["rival"] for each in standings] == ["pdd", "by hit rate"]
+    assert set(standings[1]["figures"]["ttst_p90"]) == {"mean", "more"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -9,7 +10,7 @@ from itertools import pairwise
 from pdd.core.request import Role, Route
 from pdd.core.topology import SlaTable
 from pdd.sim.report import is_within, main_hit_rate, percentile, prefill_hit_rate, token_share
-from pdd.sim.result import Outcome, RequestSample, RunResult
+from pdd.sim.result import Outcome, Reading, RequestSample, RunResult
 from pdd.sim.workload.conversations import WARM_UP_PREFIX
 
 SETTLING_SHARE = 0.1
@@ -63,10 +64,18 @@ def settled(samples: Sequence[RequestSample]) -> list[RequestSample]:
 
 
 def measure(result: RunResult, sla: SlaTable) -> Measures:
-    """Of a run with at least one request. What lines carried is of all of it: transfers outlive their requests."""
-    carried = sum(result.readings[-1].wan_bytes.values()) if result.readings else 0
-    found = measure_samples(settled(result.samples), sla)
-    return replace(found, wan_bytes_per_request=carried / len(result.samples))
+    """Of a run with at least one request. What lines carried is what they did since the first one that is measured."""
+    samples = settled(result.samples)
+    found = measure_samples(samples, sla)
+    return replace(found, wan_bytes_per_request=_carried_since(samples[0].sent_at, result.readings) / len(samples))
+
+
+def _carried_since(moment: float, readings: Sequence[Reading]) -> int:
+    """By all lines, until the end: transfers outlive their requests."""
+    if not readings:
+        return 0
+    first = readings[max(0, bisect_right(readings, moment, key=lambda reading: reading.at) - 1)]
+    return sum(readings[-1].wan_bytes.values()) - sum(first.wan_bytes.values())
 
 
 def measure_samples(samples: Sequence[RequestSample], sla: SlaTable) -> Measures:

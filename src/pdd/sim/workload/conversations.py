@@ -46,11 +46,12 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Singular:
-    """A ``share`` of requests that read very much anew and say very little."""
+    """A ``share`` of requests that read very much anew and say very little. ``max_tokens`` where they promise that."""
 
     share: float
     hit_rates: HitRates
     answers: Lengths
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +91,13 @@ class ConversationSpec:
     def __post_init__(self) -> None:
         if min(self.num_requests, self.num_conversations, self.num_stems) < 1:
             raise ConfigError(f"workload {self.name!r}: there must be at least one request, conversation and stem")
-        if self.answers.most > self.max_tokens:
-            raise ConfigError(f"workload {self.name!r}: answers of {self.answers.most} tokens exceed max_tokens")
+        self._check_answers(self.answers, self.max_tokens)
+        if self.singular is not None:
+            self._check_answers(self.singular.answers, self.singular.max_tokens or self.max_tokens)
+
+    def _check_answers(self, answers: Lengths, max_tokens: int) -> None:
+        if answers.most > max_tokens:
+            raise ConfigError(f"workload {self.name!r}: answers of {answers.most} tokens exceed max_tokens")
 
 
 WARM_UP_PREFIX = "stem-"
@@ -105,6 +111,7 @@ class _Turn:
     arrival: Seconds
     hit_rate: float
     answer_tokens: int
+    max_tokens: int
 
 
 class _Text:
@@ -178,6 +185,7 @@ class _Generator:
             arrival=arrival,
             hit_rate=draw_hit_rate(kind.hit_rates, chance),
             answer_tokens=kind.answers.draw(chance),
+            max_tokens=kind.max_tokens or self._spec.max_tokens,
         )
 
     def _go_on(self, previous: SimRequest, turn: _Turn) -> SimRequest | None:
@@ -193,7 +201,7 @@ class _Generator:
             arrival=turn.arrival,
             prompt=(*past, *self._text.write(new_tokens)),
             answer=self._text.write(turn.answer_tokens),
-            max_tokens=self._spec.max_tokens,
+            max_tokens=turn.max_tokens,
             tenant=previous.tenant,
             after=previous.request_id,
             think_s=self._spec.think_s,
@@ -209,6 +217,6 @@ class _Generator:
             arrival=turn.arrival,
             prompt=(*keep(chance.choice(self._stems[traffic.tenant]), kept), *self._text.write(length - kept)),
             answer=self._text.write(turn.answer_tokens),
-            max_tokens=spec.max_tokens,
+            max_tokens=turn.max_tokens,
             tenant=traffic.tenant,
         )

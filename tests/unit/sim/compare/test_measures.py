@@ -10,8 +10,8 @@ from pdd.core.ids import RequestId
 from pdd.core.request import Role, Route
 from pdd.core.topology import SlaTable
 from pdd.core.units import Bytes, Seconds
-from pdd.sim.compare.measures import in_thirds, measure_samples, quantiles, settled
-from pdd.sim.result import Outcome, RequestSample
+from pdd.sim.compare.measures import in_thirds, measure, measure_samples, quantiles, settled
+from pdd.sim.result import Outcome, Reading, RequestSample, RunResult
 from pdd.sim.workload.base import SOLE_TENANT
 from pdd.sim.workload.conversations import WARM_UP_PREFIX
 
@@ -61,6 +61,17 @@ def test_warm_up_and_the_first_tenth_are_not_measured():
     samples = [sample(number) for number in reversed(range(20))]
     stem = sample(0, request_id=RequestId(f"{WARM_UP_PREFIX}0"))
     assert [each.request_id for each in settled([stem, *samples])] == [f"r{number}" for number in range(2, 20)]
+
+
+def test_what_lines_carried_before_the_first_measured_request_does_not_count():
+    readings = [
+        Reading(at=Seconds(at), running={}, queued=0, wan_bytes={"wan": Bytes(carried)}, held_blocks={})
+        for at, carried in ((0.0, 0), (1.5, 1000), (1.9, 2000), (30.0, 3800))
+    ]
+    samples = tuple(sample(number) for number in range(20))
+    result = RunResult(samples=samples, readings=tuple(readings), duration_s=Seconds(30.0), link_rates={})
+    assert measure(result, SLA).wan_bytes_per_request == (3800 - 2000) / 18
+    assert measure(replace(result, readings=()), SLA).wan_bytes_per_request == 0
 
 
 def test_quantiles_of_nothing_are_unknown():

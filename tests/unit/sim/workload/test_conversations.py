@@ -53,6 +53,20 @@ def hit_rates(workload: Workload) -> list[float]:
     return rates[len(workload.requests) - len(measured(workload)) :]
 
 
+def test_singular_requests_may_promise_to_say_little_and_keep_it():
+    singular = Singular(share=0.2, hit_rates=UNCACHED, answers=Lengths(mean=50, spread=1.0, most=64), max_tokens=64)
+    promised = {
+        request.max_tokens: num_tokens(request.answer)
+        for request in sorted(
+            measured(generate(replace(SPEC, singular=singular), seed=1)), key=lambda each: num_tokens(each.answer)
+        )
+    }
+    assert promised.keys() == {64, SPEC.max_tokens}
+    assert promised[64] <= 64 < promised[SPEC.max_tokens]
+    with pytest.raises(ConfigError, match="65 tokens"):
+        replace(SPEC, singular=replace(singular, answers=Lengths(mean=50, most=65)))
+
+
 def test_the_same_seed_gives_the_same_requests_and_another_one_others():
     assert generate(SPEC, seed=3) == generate(SPEC, seed=3)
     assert generate(SPEC, seed=3) != generate(SPEC, seed=4)
