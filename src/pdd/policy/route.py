@@ -115,11 +115,15 @@ def predicted_wait(view: RouteView) -> Seconds | None:
 
 
 def priced_threshold(view: RouteView) -> Seconds | None:
-    """The wait that is worth a place at relay decode: the fuller it is, the longer. None: no wait is, it is full."""
-    if view.relay_load >= 1.0:
+    """The wait that is worth a place at relay decode: the fuller it is, the longer. None: no wait is, it is full.
+
+    The naive rule that leaves relays where they are knows no price: it shows what happens then.
+    """
+    load = 0.0 if view.rule is RouteRule.RELAY_ONLY else view.relay_load
+    if load >= 1.0:
         return None
     factor = TURN_FACTOR if view.turning else 1.0
-    return Seconds(factor * view.threshold / (1.0 - view.relay_load))
+    return Seconds(factor * view.threshold / (1.0 - load))
 
 
 def _by_missing_bytes(view: RouteView, wait: Seconds | None) -> RouteChoice:

@@ -82,6 +82,11 @@ def test_a_place_at_relay_decode_costs_more_the_fewer_are_left(load, threshold):
     assert priced_threshold(_view(relay_load=load)) == threshold
 
 
+def test_the_rule_that_keeps_relays_knows_no_price():
+    assert priced_threshold(_view(relay_load=1.2, rule=RouteRule.RELAY_ONLY)) == 2.0
+    assert _choose(relay_load=1.2, rule=RouteRule.RELAY_ONLY).route is Route.RELAY
+
+
 def test_those_that_gain_most_relay_when_relay_decode_is_short_of_room():
     assert _choose(relay_load=0.4).route is Route.RELAY
     assert _choose(relay_load=0.6).route is Route.DIRECT
