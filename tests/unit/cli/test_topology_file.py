@@ -279,7 +279,15 @@ REFUSED = {
     ),
     "a tenant without weight": (
         GOOD + '[[router.tenants]]\nname = "t"\napi_key = "k"\nweight = 0\n',
-        ["router.tenants[0].weight = 0", "more than 0"],
+        ["router.tenants[0].weight = 0", "0.001 to 1000"],
+    ),
+    "a tenant beside whom nobody else would count": (
+        GOOD + '[[router.tenants]]\nname = "t"\napi_key = "k"\nweight = 1e18\n',
+        ["router.tenants[0].weight = 1e+18", "0.001 to 1000"],
+    ),
+    "conversations that live for ever": (
+        change('relay_threshold = "1.5 s"', "conversation_ttl_s = inf"),
+        ["router.policy.conversation_ttl_s = inf", "finite"],
     ),
     "a live engine that only computes time": (
         change('role = "prefill"', 'role = "prefill"\nkind = "modelled"'),

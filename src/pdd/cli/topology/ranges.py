@@ -10,6 +10,9 @@ from pdd.core.errors import ConfigError
 from pdd.core.topology import RouterTable, Topology
 from pdd.transport.emulate_control import MAX_DELAY_S
 
+LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
+"""Of a tenant: further apart, what the one is charged is lost in the rounding of what the other is."""
+
 
 class Refuse(Protocol):
     """Makes the error about one key: the path in terms of ``pdd.core.topology``, and what would be right."""
@@ -28,7 +31,13 @@ def check_ranges(topology: Topology, refuse: Refuse) -> None:
     for path, value in _shares(topology):
         if not 0 <= value <= 1:
             raise refuse(path, "it must be from 0 to 1", value=value)
-    threshold = topology.router.policy.relay_threshold_s
+    for path, value in _weights(topology):
+        if not LEAST_WEIGHT <= value <= MOST_WEIGHT:
+            raise refuse(path, f"it must be from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}", value=value)
+    policy = topology.router.policy
+    if not isfinite(policy.conversation_ttl_s):
+        raise refuse("router.policy.conversation_ttl_s", "it must be finite", value=policy.conversation_ttl_s)
+    threshold = policy.relay_threshold_s
     if not isfinite(threshold):
         raise refuse(
             "router.policy.relay_threshold_s", "it must be finite; a large number turns relays off", value=threshold
@@ -71,8 +80,6 @@ def _must_be_positive(topology: Topology) -> Iterator[tuple[str, float]]:
     for index, link in enumerate(topology.links):
         yield f"links[{index}].rate_bits_per_s", link.rate_bits_per_s
     router = topology.router
-    for index, tenant in enumerate(router.tenants):
-        yield f"router.tenants[{index}].weight", tenant.weight
     yield "router.policy.reroute_interval_s", router.policy.reroute_interval_s
     for key in ("interval_s", "timeout_s", "breaker_window_s", "breaker_open_s"):
         yield f"router.health.{key}", getattr(router.health, key)
@@ -84,6 +91,11 @@ def _must_be_positive(topology: Topology) -> Iterator[tuple[str, float]]:
 def _shares(topology: Topology) -> Iterator[tuple[str, float]]:
     for key in ("relay_hit_rate", "one_shot_load", "filter_max_share"):
         yield f"router.policy.{key}", getattr(topology.router.policy, key)
+
+
+def _weights(topology: Topology) -> Iterator[tuple[str, float]]:
+    for index, tenant in enumerate(topology.router.tenants):
+        yield f"router.tenants[{index}].weight", tenant.weight
 
 
 def _waits(topology: Topology) -> Iterator[tuple[str, float]]:
