@@ -45,6 +45,9 @@ def test_the_version_is_shown(capsys):
         (("link", "wan", "--delay", "2 min"), "--delay: '2 min' is out of range: it must be from 0 to 60 s"),
         (("link", "wan", "--rate", "0 Mbit/s"), "rate is 0"),
         (("up", "--port", "70000"), "'70000' is not a port"),
+        (("up", "scripted", "--trace", "/"), "--trace /: Is a directory"),
+        (("ask", "x", "--route", "relay_only"), "(choose from 'auto', 'direct', 'relay')"),
+        (("ask", "x", "--handoff", "none"), "(choose from 'auto', 'one_shot', 'catch_up')"),
         (("up", "nothing.toml"), "nothing.toml: No such file or directory"),
         (("node", "--topology", "x.toml"), "--name"),
         (("node", "--topology", "x.toml", "--name", "a"), "x.toml: No such file or directory"),
@@ -53,7 +56,7 @@ def test_the_version_is_shown(capsys):
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path, arguments, words):
-    place = ("--state-dir", str(tmp_path)) if arguments[0] != "fly" else ()
+    place = ("--state-dir", str(tmp_path)) if arguments[0] not in {"fly", "ask"} else ()
     code, out, err = output_of(capsys, *arguments, *place)
     assert code == 2
     assert out == ""

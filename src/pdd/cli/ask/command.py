@@ -56,13 +56,13 @@ def _add_pins(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how the request is served")
     group.add_argument(
         "--route",
-        choices=(_AUTO, *Route),
+        choices=(_AUTO, Route.DIRECT.value, Route.RELAY.value),
         default=_AUTO,
         help="direct: main decode only; relay: relay decode first (default: auto)",
     )
     group.add_argument(
         "--handoff",
-        choices=(_AUTO, *HandoffMode),
+        choices=(_AUTO, *(mode.value for mode in HandoffMode)),
         default=_AUTO,
         help="how main decode takes over: all tokens at once or in batches (default: auto)",
     )
