@@ -14,6 +14,7 @@ from rich.console import Console
 from pdd.cli.deploy.state import Phase, RoleStatus, default_state_root
 from pdd.cli.options import Subparsers, add_json, add_state_dir, port
 from pdd.cli.output import exit_code_of, print_json, root_cause, show_error
+from pdd.core.errors import ConfigError
 from pdd.core.topology import Topology
 
 
@@ -75,7 +76,18 @@ def _load(arguments: argparse.Namespace) -> Topology:
         router = msgspec.structs.replace(router, port=arguments.port)
     if arguments.trace is not None:
         router = msgspec.structs.replace(router, trace_file=str(arguments.trace.absolute()))
+    if router.trace_file is not None:
+        _check_trace(Path(router.trace_file), "router.trace_file" if arguments.trace is None else "--trace")
     return msgspec.structs.replace(topology, router=router)
+
+
+def _check_trace(path: Path, named_by: str) -> None:
+    """Now, since the router itself would serve without a trace, and say so in its log only."""
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{named_by} {path}: {error.strerror}") from error
 
 
 async def _up(topology: Topology, arguments: argparse.Namespace, progress: _Progress) -> None:
