@@ -373,29 +373,25 @@ def test_a_simulation_may_do_without_relay_decode(tmp_path):
     assert load_simulated(tmp_path, same_datacenter).engines_of(Role.RELAY_DECODE) == ()
 
 
-EMBEDDED = {"default", "tiny", "wide-tiny"}
-
-
-@pytest.mark.parametrize("name", sorted(set(simulated_topologies()) - EMBEDDED))
+@pytest.mark.parametrize("name", simulated_topologies())
 def test_packaged_topologies_can_be_simulated_and_are_named_after_their_file(name):
     assert load_simulated_topology(name).name == name
 
 
-@pytest.mark.parametrize("name", sorted(EMBEDDED))
-def test_real_engines_can_not_be_simulated(name):
-    with pytest.raises(ConfigError, match="a simulated engine is modelled or scripted"):
-        load_simulated_topology(name)
+def test_a_packaged_topology_of_real_engines_is_answered_with_those_that_can_be_simulated():
+    with pytest.raises(ConfigError, match=r"packaged topology: .*crossing"):
+        load_simulated_topology("scripted")
 
 
 REFUSED_SIMULATIONS = {
-    "a real engine": (GOOD, ["engines[0].kind", "modelled or scripted"]),
+    "a real engine": (GOOD, ["engines[0].kind = 'embedded'", 'kind = "modelled"']),
     "modelled without hardware": (
         MODELLED.replace('hardware = "H200-SXM"\n', "", 1),
         ["engines[0].hardware", "needs a hardware profile"],
     ),
     "two kinds at once": (
         MODELLED.replace('kind = "modelled"\nhardware = "H200-SXM"', 'kind = "scripted"', 1),
-        ["engines[1].kind = 'modelled'", "one kind"],
+        ["engines[0].kind = 'scripted'", 'kind = "modelled"'],
     ),
     "no main decode": (MODELLED.replace("main_decode", "prefill"), ["engines", "main_decode"]),
     "blocks of two lengths": (

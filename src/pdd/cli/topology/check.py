@@ -208,19 +208,10 @@ def _check_kinds(topology: Topology, model: ModelEntry, refuse: Refuse) -> None:
 
 
 def _check_simulated_kinds(topology: Topology, refuse: Refuse) -> None:
-    first = topology.engines[0]
     for index, engine in enumerate(topology.engines):
-        if engine.kind is EngineKind.EMBEDDED:
-            raise refuse(
-                f"engines[{index}].kind", "a simulated engine is modelled or scripted", value=engine.kind.value
-            )
-        if engine.kind is not first.kind:
-            raise refuse(
-                f"engines[{index}].kind",
-                f"engine {first.name!r} is {first.kind.value}; one simulation has one kind",
-                value=engine.kind.value,
-            )
-        if engine.kind is EngineKind.MODELLED and engine.hardware is None:
+        if engine.kind is not EngineKind.MODELLED:
+            raise refuse(f"engines[{index}].kind", 'a simulated engine has kind = "modelled"', value=engine.kind.value)
+        if engine.hardware is None:
             raise refuse(f"engines[{index}].hardware", "a modelled engine needs a hardware profile, by name or path")
 
 

@@ -51,7 +51,7 @@ def packaged_topologies() -> tuple[str, ...]:
 
 def simulated_topologies() -> tuple[str, ...]:
     """The names that ``pdd sim`` knows without a file."""
-    return tuple(sorted(_named(_live_folder(), _simulated_folder())))
+    return tuple(sorted(_named(_simulated_folder())))
 
 
 def load_topology(name_or_path: str, *, exposure: Exposure = Exposure.LOOPBACK) -> Topology:
@@ -67,12 +67,12 @@ def load_topology(name_or_path: str, *, exposure: Exposure = Exposure.LOOPBACK) 
 
 
 def load_simulated_topology(name_or_path: str) -> Topology:
-    """The same for a simulation: engines may be modelled, arenas of any size, the model any name (not checked here).
+    """The same for a simulation: engines are modelled, arenas of any size, the model any name (not checked here).
 
     Raises:
         ConfigError: there is no such file, or something in it is wrong.
     """
-    text, file = _read(name_or_path, _named(_live_folder(), _simulated_folder()))
+    text, file = _read(name_or_path, _named(_simulated_folder()))
     topology, source = parse_topology(text, file)
     check_simulated_topology(topology, source.refuse)
     return topology
@@ -104,10 +104,9 @@ def _simulated_folder() -> Traversable:
     return files("pdd.sim") / "topologies"
 
 
-def _named(*folders: Traversable) -> dict[str, Traversable]:
-    """The files of some folders by what they are called without ``.toml``."""
-    found = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir()]
-    return {entry.name.removesuffix(".toml"): entry for entry in found if entry.name.endswith(".toml")}
+def _named(folder: Traversable) -> dict[str, Traversable]:
+    """The files of a folder by what they are called without ``.toml``."""
+    return {entry.name.removesuffix(".toml"): entry for entry in folder.iterdir() if entry.name.endswith(".toml")}
 
 
 def _read(name_or_path: str, named: Mapping[str, Traversable]) -> tuple[str, str]:
