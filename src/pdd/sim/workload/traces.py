@@ -119,7 +119,10 @@ def _parse_json(path: Path, number: int, line: str) -> _Row:
 def _parse_csv(path: Path, lines: Sequence[str]) -> Iterator[_Row]:
     for number, line in enumerate(lines[1:], start=2):
         try:
-            ((moment, context, generated),) = csv.reader((line,))
+            fields = next(csv.reader((line,)))
+            if len(fields) != len(_CSV_COLUMNS):
+                raise ConfigError(f"{path}:{number}: {len(fields)} columns; it must be {', '.join(_CSV_COLUMNS)}")
+            moment, context, generated = fields
             timestamp, input_length = _seconds(moment) * 1e3, int(context) or 1
             row = _Row(timestamp=timestamp, input_length=input_length, output_length=int(generated))
         except (ValueError, csv.Error) as error:
@@ -138,7 +141,10 @@ def _checked(path: Path, number: int, row: _Row) -> _Row:
 def _seconds(moment: str) -> float:
     """Of a date with seven digits of fraction, one more than Python reads; the time zone does not matter."""
     whole, _, fraction = moment.partition(".")
-    return datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{fraction or 0}")
+    try:
+        return datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{fraction or 0}")
+    except ValueError as error:
+        raise ValueError(f"TIMESTAMP {moment!r}: it must be like 2023-11-16 18:17:03.9799600") from error
 
 
 def _to_requests(rows: Sequence[_Row]) -> Iterator[SimRequest]:

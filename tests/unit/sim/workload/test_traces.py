@@ -107,6 +107,11 @@ def test_what_is_too_late_or_too_long_is_left_out_with_all_that_follows(tmp_path
         ('{"timestamp": 0, "input_length": 1, "output_length": 1e18}\n', ":1: "),
         ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]}\n', ":1: hash ids"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,many,1\n", ":2: .*many"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,5,1\n", ":2: TIMESTAMP 'yesterday': it must be like 2023"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,5\n",
+            ":2: 2 columns; it must be TIMESTAMP, Con",
+        ),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,5,-1\n", ":2: lengths"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,-5,1\n", ":2: lengths"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,99999999999999999999,1\n", ":2: lengths"),
