@@ -99,10 +99,6 @@ class MemoryLane:
         )
         life.store.outlets[target.node] = self.orders
 
-    @property
-    def leads_to(self) -> NodeId:
-        return self._target.node
-
     # --- the connection
 
     def retry(self) -> None:

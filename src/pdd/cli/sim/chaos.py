@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json
 from pdd.cli.output import EXIT_FAILURE, print_json
+from pdd.cli.progress import counting
 from pdd.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from pdd.sim.chaos.campaign import Tally
-    from pdd.sim.chaos.play import Played
 
 _MAX_SEEDS = 10_000_000
 _MAX_JOBS = 64
-_WORLDS_PER_LINE = 200
 _SHOWN_FINDINGS = 3
 
 
@@ -67,8 +64,10 @@ def run_chaos(args: argparse.Namespace) -> int:
         tally = _play_aloud(args.first_seed, progress if args.json else open_console())
     else:
         seeds = range(args.first_seed, args.first_seed + args.seeds)
-        with _counting(progress, total=args.seeds) as on_played:
-            tally = play_seeds(seeds, jobs=min(args.jobs, args.seeds), on_played=on_played)
+        played = count(1)
+        with counting("deployments", progress) as tell:
+            jobs = min(args.jobs, args.seeds)
+            tally = play_seeds(seeds, jobs=jobs, on_played=lambda _: tell(next(played), args.seeds))
     seconds = monotonic() - began
     if args.json:
         print_json(record(tally, seconds))
@@ -95,24 +94,6 @@ def _play_aloud(seed: int, console: Console) -> Tally:
     tally = Tally()
     tally.add(play_seed(seed, lambda at, what: console.print(Text(f"{at:10.4f}  {what}"), soft_wrap=True)))
     return tally
-
-
-@contextmanager
-def _counting(console: Console, *, total: int) -> Generator[Callable[[Played], None]]:
-    """Counts deployments: a bar for those who watch, now and then a line for a log."""
-    bar = Progress(
-        TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    )
-    task = bar.add_task("deployments", total=total)
-
-    def advance(_: Played) -> None:
-        bar.advance(task)
-        done = int(bar.tasks[task].completed)
-        if not console.is_terminal and done % _WORLDS_PER_LINE == 0:
-            console.print(f"  {done} of {total} deployments after {bar.tasks[task].elapsed or 0.0:.0f} s")
-
-    with bar if console.is_terminal else nullcontext():
-        yield advance
 
 
 def record(tally: Tally, seconds: float) -> dict[str, object]:

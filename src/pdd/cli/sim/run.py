@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json, duration
 from pdd.cli.output import print_json
+from pdd.cli.progress import counting
 from pdd.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from pdd.sim.result import RunResult
     from pdd.telemetry.events import EventSink
 
-_LINES_OF_LOG = 20
 _MAX_UNTIL_S = 365 * 86_400
 _DEFAULT_TOPOLOGY = "paper"
 
@@ -86,7 +85,7 @@ def run_simulation(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         trace = stack.enter_context(_opened("--trace", args.trace))
         plot = stack.enter_context(_opened("--plot", args.plot))
-        progress = stack.enter_context(_counting(open_console(stderr=True)))
+        progress = stack.enter_context(counting("requests", open_console(stderr=True)))
         result = simulate(topology, workload, seed=args.seed, trace=_sink(trace), progress=progress)
         named = {"topology": topology.name, "workload": workload.name, "seed": args.seed}
         figures = named | summarize(result, topology.router.sla)
@@ -128,26 +127,6 @@ def _sink(file: BinaryIO | None) -> EventSink | None:
     from pdd.telemetry.trace import TraceFile
 
     return TraceFile(file).record
-
-
-@contextmanager
-def _counting(console: Console) -> Generator[Callable[[int, int], None]]:
-    """Counts answers: a bar for those who watch, now and then a line for a log."""
-    bar = Progress(
-        TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    )
-    task = bar.add_task("requests", total=None)
-    shown = 0
-
-    def count(num_ended: int, num_requests: int) -> None:
-        nonlocal shown
-        bar.update(task, completed=num_ended, total=num_requests)
-        if not console.is_terminal and num_ended * _LINES_OF_LOG // num_requests > shown:
-            shown = num_ended * _LINES_OF_LOG // num_requests
-            console.print(f"  {num_ended} of {num_requests} requests after {bar.tasks[task].elapsed or 0.0:.0f} s")
-
-    with bar if console.is_terminal else nullcontext():
-        yield count
 
 
 # What is shown --------------------------------------------------------------------------------------------------------

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import secrets
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json, add_topology
 from pdd.cli.output import EXIT_FAILURE, print_json
+from pdd.cli.progress import counting
 from pdd.cli.verify.cases import REFERENCE_TOKENS, Outcome, exact_rate, mismatches, per_case
 from pdd.cli.verify.prompts import LONGEST_TOKENS, Prompt, make_prompts
 from pdd.core.errors import ConfigError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pdd.cli.deploy.deployment import Deployment
 
 _MAX_PROMPTS = 10_000
-_ANSWERS_PER_LINE = 14
 
 
 def add_commands(commands: Subparsers) -> None:
@@ -97,26 +96,9 @@ async def _run(deployment: Deployment, prompts: Sequence[Prompt], seed: int, pro
         setup = Setup(
             router=router, unbroken=engine, model=deployment.topology.model, seed=seed, salt=secrets.token_hex(8)
         )
-        with _counting(progress, total=count_jobs(len(prompts))) as on_done:
-            return await run_trials(setup, prompts, on_done=on_done)
-
-
-@contextmanager
-def _counting(console: Console, *, total: int) -> Generator[Callable[[], None]]:
-    """Counts answers: a bar for those who watch, now and then a line for a log."""
-    bar = Progress(
-        TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    )
-    task = bar.add_task("answers", total=total)
-
-    def advance() -> None:
-        bar.advance(task)
-        done = int(bar.tasks[task].completed)
-        if not console.is_terminal and done % _ANSWERS_PER_LINE == 0:
-            console.print(f"  {done} of {total} answers after {bar.tasks[task].elapsed or 0.0:.0f} s")
-
-    with bar if console.is_terminal else nullcontext():
-        yield advance
+        done, num_jobs = count(1), count_jobs(len(prompts))
+        with counting("answers", progress) as tell:
+            return await run_trials(setup, prompts, on_done=lambda: tell(next(done), num_jobs))
 
 
 def _record(prompts: Sequence[Prompt], outcomes: Sequence[Outcome], seconds: float) -> dict[str, object]:

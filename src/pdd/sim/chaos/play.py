@@ -95,7 +95,7 @@ class _Stage:
             num_whole=sum(attempt.is_whole for attempt in attempts),
             num_refused=sum(attempt.error is not None and not attempt.spans for attempt in attempts),
             num_broken=sum(attempt.error is not None and bool(attempt.spans) for attempt in attempts),
-            num_left=sum(attempt.left for attempt in attempts),
+            num_left=sum(attempt.left and not attempt.is_whole for attempt in attempts),
             commands=dict(self._commands.counts),
             virtual_s=self._ended_at,
             findings=tuple(self._findings),
