@@ -152,7 +152,7 @@ class TenantTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the policies; ``docs/policies.md`` says what each does."""
 
-    relay_threshold_s: Seconds = Seconds(2.0)
+    relay_threshold_s: Seconds = Seconds(0.5)
     """A request relays when main decode's predicted wait after prefill exceeds this."""
     catch_up_threshold_tokens: int = 64
     """A hand-off of more eager tokens than this goes in batches."""

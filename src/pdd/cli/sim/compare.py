@@ -46,7 +46,7 @@ def add_commands(commands: Subparsers) -> None:
         "how much more that is than PDD's with the same requests.",
     )
     parser.add_argument("--only", metavar="SETTING", help="one setting, by its first word; default: all")
-    add_extent(parser, seeds=3, requests=600)
+    add_extent(parser, seeds=3, requests=400)
     add_json(parser)
     parser.set_defaults(run=run_compare)
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from pdd.core.ids import RequestId
 from pdd.core.topology import FilterRule, HandoffRule, PlacementRule, PolicyTable, RouteRule, Topology
+from pdd.core.units import Seconds
 from pdd.sim.compare.estimates import Estimate, estimate
 from pdd.sim.compare.jobs import Progress, run_jobs
 from pdd.sim.compare.measures import Measures, measure, settled
@@ -27,29 +28,25 @@ BASELINE = "pdd"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """``instead_of`` names the policy that it lacks."""
+    """PDD but for one rule or constant of ``policy``."""
 
     name: str
-    instead_of: str
     policy: PolicyTable
 
 
 def rivals(policy: PolicyTable) -> tuple[Rival, ...]:
-    """``policy`` first, then with one rule changed at a time."""
+    """``policy`` first, then with one thing changed at a time."""
     return (
-        Rival(name=BASELINE, instead_of="", policy=policy),
-        Rival(name="nobody relays", instead_of="route", policy=replace(policy, route=RouteRule.DIRECT)),
-        Rival(name="by hit rate", instead_of="route", policy=replace(policy, route=RouteRule.HIT_RATE)),
-        Rival(name="relays end at RLD", instead_of="route", policy=replace(policy, route=RouteRule.RELAY_ONLY)),
-        Rival(name="always one-shot", instead_of="hand-off", policy=replace(policy, handoff=HandoffRule.ONE_SHOT)),
-        Rival(name="always catch-up", instead_of="hand-off", policy=replace(policy, handoff=HandoffRule.CATCH_UP)),
-        Rival(name="no filter", instead_of="filter", policy=replace(policy, filter=FilterRule.OFF)),
-        Rival(name="filter cuts at once", instead_of="filter", policy=replace(policy, filter=FilterRule.CUT)),
-        Rival(
-            name="least loaded",
-            instead_of="placement",
-            policy=replace(policy, placement=PlacementRule.LEAST_LOADED),
-        ),
+        Rival(name=BASELINE, policy=policy),
+        Rival(name="nobody relays", policy=replace(policy, route=RouteRule.DIRECT)),
+        Rival(name="by hit rate", policy=replace(policy, route=RouteRule.HIT_RATE)),
+        Rival(name="relays end at RLD", policy=replace(policy, route=RouteRule.RELAY_ONLY)),
+        Rival(name="relays after 2 s", policy=replace(policy, relay_threshold_s=Seconds(2.0))),
+        Rival(name="always one-shot", policy=replace(policy, handoff=HandoffRule.ONE_SHOT)),
+        Rival(name="always catch-up", policy=replace(policy, handoff=HandoffRule.CATCH_UP)),
+        Rival(name="no filter", policy=replace(policy, filter=FilterRule.OFF)),
+        Rival(name="filter cuts at once", policy=replace(policy, filter=FilterRule.CUT)),
+        Rival(name="least loaded", policy=replace(policy, placement=PlacementRule.LEAST_LOADED)),
     )
 
 

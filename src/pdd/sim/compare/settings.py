@@ -1,6 +1,6 @@
 """Where policies are told apart: worlds and requests in which one rule, or another in its place, makes a difference.
 
-All are the packaged topology `apart` under conversations of agents, ten turns or so each; each says what is different about it.
+All are the packaged topology `apart` under conversations of agents, five turns or so each; each says what is different about it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pdd.sim.workload.conversations import ConversationSpec, Lengths, generate
 from pdd.sim.workload.load import find_spec
 
 TOPOLOGY = "apart"
-_TURNS_EACH = 10
+_TURNS_EACH = 5
 """As many users as let each take so many turns: caches, homes and ratchets show only over turns."""
 
 
@@ -60,7 +60,7 @@ def _places(apart: Topology) -> Sequence[_Place]:
     return (
         _Place(
             name="agents: the line three quarters full",
-            rivals=("nobody relays", "by hit rate", "relays end at RLD", "least loaded"),
+            rivals=("nobody relays", "by hit rate", "relays end at RLD", "relays after 2 s", "least loaded"),
             topology=apart,
             spec=agents,
             requests_per_s=4.0,
@@ -75,9 +75,9 @@ def _places(apart: Topology) -> Sequence[_Place]:
         _Place(
             name="forgetful: main decode's nodes forget what prefill's remember",
             rivals=("by hit rate",),
-            topology=_with_main_arenas(apart, Bytes(160 * 2**30)),
+            topology=_with_main_arenas(apart, Bytes(28 * 2**30)),
             spec=agents,
-            requests_per_s=3.0,
+            requests_per_s=2.0,
         ),
         _Place(
             name="long: a tenth of the line and long answers, so relays are long",
@@ -87,11 +87,11 @@ def _places(apart: Topology) -> Sequence[_Place]:
             requests_per_s=0.4,
         ),
         _Place(
-            name="singular: 3.5 % read 55 K tokens anew and promise to say 128 at most",
+            name="singular: the line full, 3.5 % read 55 K tokens anew and promise to say 128 at most",
             rivals=("no filter", "filter cuts at once"),
             topology=apart,
             spec=_with_promise(singular, 128),
-            requests_per_s=4.0,
+            requests_per_s=5.0,
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Rivals differ from PDD in one rule each, and are measured in the same worlds with the same requests."""
+"""Rivals differ from PDD in one thing each, and are measured in the same worlds with the same requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdd.sim.run import simulate
 from pdd.sim.workload.load import Changes, load_workload
 
 
-def test_each_rival_changes_exactly_one_rule():
+def test_each_rival_changes_exactly_one_thing():
     usual, *others = rivals(PolicyTable())
     assert usual.policy == PolicyTable()
     for rival in others:
@@ -21,7 +21,6 @@ def test_each_rival_changes_exactly_one_rule():
             name for name in PolicyTable.__struct_fields__ if getattr(rival.policy, name) != getattr(usual.policy, name)
         ]
         assert len(changed) == 1, rival.name
-        assert rival.instead_of.replace("-", "") == changed[0]
 
 
 def test_those_named_compete_with_pdd_and_nobody_else():
