@@ -1,1 +1,1 @@
-"""Choices: route, hand-off, batching, and the costs behind them. Pure."""
+"""Choices: route, filter, hand-off, placement, admission, health, batching, and the costs behind them. Pure."""
