@@ -16,7 +16,10 @@ from pdd.cli.program import run_program
         (["compare", "--requests", "0"], "--requests 0"),
         (["compare", "--jobs", "65"], "--jobs 65"),
         (["compare", "--only", "nothing"], "the settings are agents, fast,"),
-        (["traces", "nothing.jsonl", "--speed", "0"], "--speed"),
+        (["traces", "nothing.jsonl", "--load", "0"], "--load"),
+        (["traces", "nothing.jsonl", "--requests", "1"], "--requests"),
+        (["traces", "one/few.jsonl", "two/few.jsonl"], "the same name"),
+        (["traces", "nothing.jsonl", "--plot", "/nowhere/at/all"], "--plot /nowhere/at/all: No such file"),
         (["traces", "nothing.jsonl", "--jobs", "1"], "No such file"),
     ],
 )
@@ -26,19 +29,31 @@ def test_nonsense_is_refused_in_one_line(arguments, complaint, capsys):
     assert complaint in shown[-1]
 
 
-def test_traces_are_shown_with_a_verdict_each(tmp_path, capsys):
+@pytest.fixture
+def few(tmp_path):
+    """A trace of twenty requests that share nothing."""
     rows = [
         {"timestamp": 100 * n, "input_length": 3000, "output_length": 20, "hash_ids": list(range(6 * n, 6 * n + 6))}
-        for n in range(6)
+        for n in range(20)
     ]
     path = tmp_path / "few.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    assert run_program(["sim", "traces", str(path), "--speed", "1", "--jobs", "1"]) == 0
-    shown = capsys.readouterr().out
-    assert "same_dc" in shown
-    assert "few x1: P90 of the second token" in shown
+    return path
 
-    assert run_program(["sim", "traces", str(path), "--speed", "1", "--jobs", "1", "--json"]) == 0
+
+def test_traces_are_shown_with_a_verdict_each(few, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    flags = ["sim", "traces", str(few), "--load", "0.5", "--jobs", "1"]
+    assert run_program([*flags, "--plot", str(page)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "same_dc" in shown
+    assert "load 0.5: P90" in shown
+    drawn = page.read_text()
+    assert "few: time to second token, P90, seconds" in drawn
+    assert drawn.count("<polyline") == 4 * 3
+    assert "nan" not in drawn
+
+    assert run_program([*flags, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [each["system"] for each in found["standings"]] == ["same_dc", "cross_dc", "pdd"]
     assert found["verdicts"][0]["relay_is_swamped"] is False

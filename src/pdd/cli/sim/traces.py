@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from rich.console import Console
-from rich.text import Text
+from rich.table import Table
 
 from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json
@@ -21,7 +23,24 @@ if TYPE_CHECKING:
     from pdd.sim.compare.trace_study import TraceStanding, Verdict
 
 _TOPOLOGY = "crossing"
-_SPEEDS = (1.0, 2.0, 4.0)
+_LOADS = (0.3, 0.6, 0.9, 1.2)
+_MAX_LOAD = 10.0
+_HEADINGS = (
+    "  load",
+    "req/s",
+    "system",
+    "P50",
+    "P90",
+    "P99",
+    "in SLA",
+    "good/s",
+    "relayed",
+    "by RLD",
+    "RLD full",
+    "line",
+    "P hit",
+    "MD hit",
+)
 
 
 def add_commands(commands: Subparsers) -> None:
@@ -30,18 +49,20 @@ def add_commands(commands: Subparsers) -> None:
         "traces",
         help="recorded traffic at rising load: PDD, cross-datacenter and same-datacenter disaggregation",
         description="Plays request traces (JSON lines with hash_ids of 512 tokens, or CSV of lengths) on one deployment as "
-        "PDD, without hiding, and in one datacenter; shows the time to the second token, goodput, and where so much relays "
-        "that the relay is swamped.",
-        epilog="With --json: standings (one for each trace, speed and system) and verdicts.",
+        "PDD, without hiding, and in one datacenter, each of as many chips; shows the time to the second token, goodput, "
+        "and where so much relays that the relay is swamped. Load is what the trace's prompts lack at caches that lose "
+        "nothing, as a share of the line: it sets how many users there are. Each trace is entered late in it, with what "
+        "was asked before in the caches.",
+        epilog="With --json: standings (one for each trace, load and system) and verdicts.",
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="FILE", help="a trace file")
     parser.add_argument(
-        "--speed",
-        dest="speeds",
+        "--load",
+        dest="loads",
         action="append",
         type=float,
         metavar="X",
-        help="so many times as many users; may be given again (default: 1, 2 and 4)",
+        help="this share of the line; may be given again (default: 0.3, 0.6, 0.9 and 1.2)",
     )
     parser.add_argument(
         "--topology",
@@ -50,9 +71,14 @@ def add_commands(commands: Subparsers) -> None:
         help="a packaged topology's name or a TOML file, of modelled engines (default: %(default)s)",
     )
     parser.add_argument(
-        "--requests", type=int, default=2000, metavar="N", help="of each trace, the first ones (default: %(default)s)"
+        "--requests",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="of each trace at each load, warm-up not counted (default: %(default)s)",
     )
     parser.add_argument("--jobs", type=int, default=2, metavar="J", help="processes (default: %(default)s)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write an HTML page of charts")
     add_json(parser)
     parser.set_defaults(run=run_traces)
 
@@ -63,46 +89,70 @@ def run_traces(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: a flag, the topology or a trace is wrong.
     """
-    speeds = tuple(args.speeds or _SPEEDS)
-    if args.requests < 1 or args.jobs < 1 or not all(speed > 0 and isfinite(speed) for speed in speeds):
-        raise ConfigError("--requests and --jobs must be at least 1, and --speed more than 0")
+    loads = tuple(dict.fromkeys(args.loads or _LOADS))
+    _check(args, loads)
+    from pdd.cli.sim.trace_plot import trace_page
     from pdd.cli.topology.file import load_simulated_topology
     from pdd.sim.compare.trace_study import study_traces, verdicts
 
-    standings = study_traces(
-        load_simulated_topology(args.topology),
-        args.traces,
-        speeds,
-        max_requests=args.requests,
-        num_processes=args.jobs,
-        progress=tell_progress(),
-    )
-    found = list(verdicts(standings))
+    topology = load_simulated_topology(args.topology)
+    with _opened(args.plot) as plot:
+        standings = study_traces(
+            topology,
+            args.traces,
+            loads,
+            max_requests=args.requests,
+            num_processes=args.jobs,
+            progress=tell_progress(),
+        )
+        if plot is not None:
+            plot.write(trace_page(topology.name, standings).encode())
+    found = list(verdicts(topology, standings))
     if args.json:
-        print_json({"standings": standings, "verdicts": found})
+        print_json({"topology": topology.name, "standings": standings, "verdicts": found})
     else:
         _show(open_console(), standings, found)
     return 0
 
 
+def _check(args: argparse.Namespace, loads: Sequence[float]) -> None:
+    if args.requests < 2 or args.jobs < 1:
+        raise ConfigError("--requests must be at least 2, and --jobs at least 1")
+    for load in loads:
+        if not (isfinite(load) and 0 < load <= _MAX_LOAD):
+            raise ConfigError(f"--load {load}: it must be more than 0, and at most {_MAX_LOAD:g}")
+    stems = [trace.stem for trace in args.traces]
+    if len(set(stems)) < len(stems):
+        raise ConfigError("two traces have the same name: their figures could not be told apart")
+
+
+def _opened(path: Path | None) -> AbstractContextManager[BinaryIO | None]:
+    """Before the simulation, not after: minutes later is too late for a typing error."""
+    if path is None:
+        return nullcontext()
+    try:
+        return path.open("wb")
+    except OSError as error:
+        raise ConfigError(f"--plot {path}: {error.strerror}") from error
+
+
 def _show(console: Console, standings: Sequence[TraceStanding], verdicts: Sequence[Verdict]) -> None:
-    table = plain_table(
-        "  trace",
-        "requests/s",
-        "system",
-        "2nd token P50",
-        "P90",
-        "P99",
-        "in SLA",
-        "goodput/s",
-        "relayed",
-        "by RLD",
-        "MD hit",
-    )
+    for trace, own in groupby(standings, key=lambda each: each.trace):
+        console.print(f"\n  [bold]{trace}[/]; seconds to the second token\n")
+        console.print(_table(list(own)))
+        console.print()
+        for verdict in verdicts:
+            if verdict.trace == trace:
+                console.print(f"  {_worth(verdict)}")
+    console.print()
+
+
+def _table(standings: Sequence[TraceStanding]) -> Table:
+    table = plain_table(*_HEADINGS)
     for each in standings:
         measures = each.measures
         table.add_row(
-            f"  {each.trace}",
+            f"  {each.load:g}",
             number(each.requests_per_s),
             each.system.value,
             *(number(value) for value in (measures.ttst.p50, measures.ttst.p90, measures.ttst.p99)),
@@ -110,16 +160,22 @@ def _show(console: Console, standings: Sequence[TraceStanding], verdicts: Sequen
             number(measures.goodput_per_s),
             percent(measures.relay_share),
             percent(measures.rld_token_share),
+            percent(each.relay_use),
+            percent(each.line_use),
+            percent(measures.prefill_hit),
             percent(measures.main_hit),
         )
-    console.print()
-    console.print(table)
-    console.print()
-    for verdict in verdicts:
-        line = (
-            f"  {verdict.trace} x{verdict.speed:g}: P90 of the second token {number(verdict.ttst_gain)} times as soon, "
-            f"goodput {number(verdict.goodput_gain)} times as high as without hiding"
-        )
-        console.print(
-            line, Text("; the relay is swamped" if verdict.relay_is_swamped else "", style="bold red"), sep=""
-        )
+    return table
+
+
+def _worth(verdict: Verdict) -> str:
+    line = (
+        f"load {verdict.load:g}: P90 {number(verdict.ttst_gain)} times as soon as without hiding, goodput "
+        f"{number(verdict.goodput_gain)} times as high; {number(verdict.ttst_of_same_dc)} times as late as in one datacenter"
+    )
+    if not verdict.relay_is_swamped:
+        return line
+    return (
+        f"{line}. [bold red]The relay is swamped[/]: {percent(verdict.rld_token_share)} of the tokens with "
+        f"{percent(verdict.fair_share)} of the bandwidth that decodes; {percent(verdict.relay_use)} of its places taken"
+    )
