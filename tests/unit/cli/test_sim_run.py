@@ -106,7 +106,9 @@ def test_a_plot_is_a_page_by_itself_with_a_line_for_every_figure(topology, tmp_p
     ("flags", "complaint"),
     [
         (["--seed", "-1"], "--seed -1: it must be 0 or more"),
-        (["--rate", "0"], "--rate 0.0: it must be more than 0"),
+        (["--rate", "0"], "--rate 0.0: it must be more than 0, and finite"),
+        (["--speed", "2"], "--speed 2.0: it is for traces; --rate sets"),
+        (["--workload", __file__, "--rate", "3"], "--rate 3.0: a trace has its own; --speed plays it"),
         (["--speed", "nan"], "--speed nan: it must be more than 0"),
         (["--requests", "-3"], "--requests -3: it must be more than 0"),
         (["--workload", "nothing-like-it"], "no file and no generated workload"),
@@ -122,6 +124,21 @@ def test_what_makes_no_sense_is_refused_in_one_line(topology, capsys, flags, com
     assert err.count("\n") == 1
 
 
+def test_what_the_model_has_no_room_for_is_left_out_and_counted(topology, capsys, tmp_path):
+    lines = [
+        json.dumps({"timestamp": at, "input_length": tokens, "output_length": 5})
+        for at, tokens in ((0, 600), (9, 200_000))
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(lines))
+    assert run_program(["sim", "run", topology, "--workload", str(trace), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["left_out"], figures["requests"]["sent"], figures["requests"]["shed"]) == (1, 1, 0)
+    trace.write_text(lines[1])
+    assert run_program(["sim", "run", topology, "--workload", str(trace)]) == 2
+    assert "max_model_tokens = 140000 holds none of it" in capsys.readouterr().err
+
+
 def test_a_topology_of_live_engines_is_refused(capsys):
     assert run_program(["sim", "run", "default"]) == 2
-    assert "modelled" in capsys.readouterr().err
+    assert "packaged topology: " in capsys.readouterr().err

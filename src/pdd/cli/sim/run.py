@@ -35,7 +35,7 @@ def add_commands(commands: Subparsers) -> None:
         description="Sends a generated workload or a recorded trace to the router of a topology whose engines are modelled, "
         "and shows what its clients feel: percentiles of waiting, goodput, who computed how much, what crossed the lines, "
         "what caches held. The same topology, workload and seed print the same JSON, to the byte.",
-        epilog="With --json: topology, workload, seed, requests, duration_s, ttft_s, ttst_s, decode_first_token_s, itl_s, "
+        epilog="With --json: topology, workload, seed, left_out, requests, duration_s, ttft_s, ttst_s, decode_first_token_s, itl_s, "
         "max_itl_s, handoff_gap_s, transfer_s, ended_s, queued_s, goodput, relay_share, filtered_share, tokens_by_role, "
         "rld_token_share, hit_rate, wan, over_time.",
     )
@@ -44,20 +44,31 @@ def add_commands(commands: Subparsers) -> None:
         nargs="?",
         default=_DEFAULT_TOPOLOGY,
         metavar="TOPOLOGY",
-        help="a packaged topology's name or a TOML file, of modelled engines (default: %(default)s)",
+        help="paper, crossing, or a TOML file of modelled engines (default: %(default)s)",
     )
     parser.add_argument(
         "--workload",
         default="generated",
         metavar="NAME|FILE",
-        help="a generated workload's name or a trace file (default: %(default)s)",
+        help="agents (also called generated), agents-narrow, agents-singular, agents-surge, chat, or a trace file "
+        "(default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="draws the workload, 0 or more (default: 0)")
-    parser.add_argument("--requests", type=int, metavar="N", help="how many requests; of a trace, the first ones")
-    parser.add_argument("--rate", type=float, metavar="R", help="requests a second of a generated workload")
-    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="play a trace so many times as fast")
     parser.add_argument(
-        "--until", type=duration(most=_MAX_UNTIL_S), metavar="TIME", help="leave out requests that are sent later"
+        "--requests",
+        type=int,
+        metavar="N",
+        help="how many requests (default: 2000); of a trace, the first ones (default: all)",
+    )
+    parser.add_argument(
+        "--rate", type=float, metavar="R", help="requests a second of a generated workload (default: 20)"
+    )
+    parser.add_argument("--speed", type=float, metavar="X", help="of a trace: so many times as many users (default: 1)")
+    parser.add_argument(
+        "--until",
+        type=duration(most=_MAX_UNTIL_S),
+        metavar="TIME",
+        help='leave out requests that are sent later, such as "10 min"; a plain number is seconds',
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write every event of every request, as JSON lines")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write an HTML page of charts over time")
@@ -72,22 +83,30 @@ def run_simulation(args: argparse.Namespace) -> int:
         ConfigError: a flag, the topology, a profile or the workload is wrong.
     """
     _check(args)
+    _check_kind_of_workload(args)
     from pdd.cli.sim.plot import plot_page
     from pdd.cli.topology.file import load_simulated_topology
     from pdd.sim.report import summarize
     from pdd.sim.run import simulate
     from pdd.sim.workload.load import Changes, load_workload
+    from pdd.sim.workload.traces import fitting
 
     topology = load_simulated_topology(args.topology)
-    changes = Changes(requests_per_s=args.rate, num_requests=args.requests, speed=args.speed, until_s=args.until)
-    workload = load_workload(args.workload, seed=args.seed, changes=changes)
+    changes = Changes(requests_per_s=args.rate, num_requests=args.requests, speed=args.speed or 1.0, until_s=args.until)
+    whole = load_workload(args.workload, seed=args.seed, changes=changes)
+    workload = fitting(whole, topology.max_model_tokens)
+    if whole.requests and not workload.requests:
+        raise ConfigError(
+            f"--workload {args.workload}: max_model_tokens = {topology.max_model_tokens} holds none of it"
+        )
     began = monotonic()
     with ExitStack() as stack:
         trace = stack.enter_context(_opened("--trace", args.trace))
         plot = stack.enter_context(_opened("--plot", args.plot))
         progress = stack.enter_context(counting("requests", open_console(stderr=True)))
         result = simulate(topology, workload, seed=args.seed, trace=_sink(trace), progress=progress)
-        named = {"topology": topology.name, "workload": workload.name, "seed": args.seed}
+        left_out = len(whole.requests) - len(workload.requests)
+        named = {"topology": topology.name, "workload": workload.name, "seed": args.seed, "left_out": left_out}
         figures = named | summarize(result, topology.router.sla)
         if plot is not None:
             plot.write(plot_page(figures).encode())
@@ -104,7 +123,19 @@ def _check(args: argparse.Namespace) -> None:
     for flag in ("requests", "rate", "speed"):
         value = getattr(args, flag)
         if value is not None and not (value > 0 and isfinite(value)):
-            raise ConfigError(f"--{flag} {value}: it must be more than 0")
+            raise ConfigError(f"--{flag} {value}: it must be more than 0, and finite")
+
+
+def _check_kind_of_workload(args: argparse.Namespace) -> None:
+    from pdd.sim.workload.load import find_spec
+
+    is_trace = find_spec(args.workload) is None
+    if is_trace and args.rate is not None:
+        raise ConfigError(f"--rate {args.rate}: a trace has its own; --speed plays it with more users")
+    if not is_trace and args.speed is not None:
+        raise ConfigError(
+            f"--speed {args.speed}: it is for traces; --rate sets a generated workload's requests a second"
+        )
 
 
 @contextmanager
@@ -173,6 +204,8 @@ def _lines(figures: Mapping[str, object]) -> Generator[str]:
         f"answered {requests['complete']} of {requests['sent']}; queued {requests['queued']}, shed {requests['shed']}, "
         f"broken off {requests['broken']}, filtered {requests['filtered']}"
     )
+    if figures["left_out"]:
+        yield f"left out {figures['left_out']}: max_model_tokens does not hold their conversations"
     yield f"within the SLA {_percent(goodput['share'])}, {_number(goodput['requests_per_s'])} requests/s"
     yield (
         f"relayed {_percent(figures['relay_share'])} of the requests; relay decode computed "
