@@ -9,13 +9,17 @@ from dataclasses import replace
 import pytest
 
 from pdd.core.errors import CapacityExhausted, ContextTooLong, LocalProtocolError, Unavailable
+from pdd.core.ids import RequestId, WorkerId
 from pdd.core.request import FinishReason, HandoffMode, Role, Route
-from pdd.core.topology import AdmissionTable
+from pdd.core.topology import AdmissionTable, PolicyTable
 from pdd.core.units import Seconds
 from pdd.engine.scripted.engine import Faults, Script
 from pdd.protocol import relay
 from pdd.router.base import EmittedSpan, Steering
+from pdd.router.clock import LoopClock
 from pdd.router.driver.answer import RunningAnswer
+from pdd.router.driver.report import Reporter
+from pdd.router.driver.run import RequestRun
 from pdd.sim.loop import run
 from tests.support.worlds import (
     BLOCK_BYTES,
@@ -31,11 +35,14 @@ from tests.support.worlds import (
     check_whole,
     make_request,
     running_world,
+    with_policy,
 )
 
 SLOW_LINE = WorldSpec(blocks_per_s=2.0)
 """The six blocks of the usual prompt take 3 s."""
 FAST_LINE = WorldSpec(blocks_per_s=1000.0)
+PATIENT = PolicyTable(relay_threshold_s=Seconds(2.0))
+"""Four blocks over the slow line are not worth a relay."""
 
 P, RLD, MD = Role.PREFILL, Role.RELAY_DECODE, Role.MAIN_DECODE
 
@@ -152,7 +159,7 @@ def test_relay_decode_may_finish_first_and_the_transfer_goes_on_for_the_next_tur
 
 def test_a_second_turn_sends_only_what_is_new() -> None:
     async def main() -> None:
-        async with running_world(SLOW_LINE) as world:
+        async with running_world(with_policy(SLOW_LINE, PATIENT)) as world:
             request = make_request(max_tokens=150)
             first = await ask(world, request)
             turn = make_request(1, prompt=(*request.prompt, *first.tokens, *range(40)))
@@ -166,7 +173,7 @@ def test_a_second_turn_sends_only_what_is_new() -> None:
 
 def test_a_waiting_direct_request_turns_into_a_relay_when_the_line_gets_worse() -> None:
     async def main() -> None:
-        async with running_world(WorldSpec(blocks_per_s=6.0)) as world:
+        async with running_world(with_policy(WorldSpec(blocks_per_s=6.0), PATIENT)) as world:
             request = make_request(max_tokens=300)
             async with world.driver.open(request) as answer:
                 spans: list[EmittedSpan] = []
@@ -262,6 +269,54 @@ def test_a_client_that_leaves_has_everything_cancelled() -> None:
             assert world.driver.num_transfers == 0, "not even its transfer goes on"
             assert answer.report.events[-1].name == "client_left"
             await world.check_idle()
+
+    run(main())
+
+
+def test_a_client_that_leaves_while_somebody_is_waited_for_is_let_go_at_once() -> None:
+    async def main() -> None:
+        spec = replace(SLOW_LINE, settings=replace(SETTINGS, recovery_delay=Seconds(600.0)))
+        async with running_world(spec) as world:
+            async with world.driver.open(make_request(max_tokens=200, steering=direct())) as answer:
+                async for span in answer:
+                    if span.role is MD:
+                        world.engines[MD][0].die()
+                        world.engines[RLD][0].die()
+                        world.engines[P][0].die()
+                        break
+                await asyncio.sleep(5.0)
+                left_at = asyncio.get_running_loop().time()
+            assert asyncio.get_running_loop().time() - left_at < 1.0
+            await finish(world)
+
+    run(main())
+
+
+def test_prefills_place_is_free_after_its_token() -> None:
+    async def main() -> None:
+        async with running_world(SLOW_LINE) as world, world.driver.open(make_request(max_tokens=200)) as answer:
+            async for span in answer:
+                if span.role is RLD:
+                    break
+            running = {status.role: status.running for status in world.driver.pool.status()}
+            assert running == {P: 0, RLD: 1, MD: 1}
+
+    run(main())
+
+
+def test_two_emissions_of_one_batch_are_both_sent_and_the_last_says_why_it_is_the_last() -> None:
+    async def main() -> None:
+        async with running_world(FAST_LINE) as world:
+            reporter = Reporter(RequestId("r"), num_prompt_tokens=100, clock=LoopClock())
+            request_run = RequestRun(make_request(), world.driver._shared, reporter)
+            request_run._decoders._seats[1] = world.driver.pool.take(WorkerId("relay_decode-0"))
+            emitted = [relay.Emit(attempt=1, role=RLD, first_position=index, tokens=(index,)) for index in range(2)]
+            request_run._carry_out((*emitted, relay.Finish(reason=FinishReason.LENGTH)))
+            spans = [await request_run.outbox.receive() for _ in range(3)]
+            assert [(span.tokens, span.finish_reason) for span in spans if span is not None] == [
+                ((0,), None),
+                ((1,), FinishReason.LENGTH),
+            ]
 
     run(main())
 
@@ -866,6 +921,22 @@ def test_an_engine_that_is_full_is_not_taken_for_dead() -> None:
                 assert world.driver.pool.has(P)
             tries = [c for request, c in world.commands if request == "r1" and isinstance(c, relay.StartDecode)]
             assert len(tries) == 3, "a suspect would not have been tried again"
+            await finish(world)
+
+    run(main())
+
+
+def test_an_engine_that_was_full_is_not_asked_again_by_this_request_while_another_is_there() -> None:
+    async def main() -> None:
+        async with running_world(replace(FAST_LINE, workers_per_role=2)) as world:
+            full = world.engines[MD][0]
+            full._max_open = 0
+            outcome = await ask(world, make_request())
+            assert outcome.roles == [P, MD]
+            tries = [c for _, c in world.commands if isinstance(c, relay.StartDecode) and c.role is MD]
+            assert len(tries) == 2
+            assert outcome.report.ttst_s is not None
+            assert outcome.report.ttst_s < 0.5
             await finish(world)
 
     run(main())

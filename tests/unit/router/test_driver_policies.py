@@ -306,8 +306,8 @@ def test_a_half_full_relay_decode_is_dearer() -> None:
             _ = await hold_relay_decode(world, clients, 0)
             beside = await ask(world, make_request(2, prompt_tokens=80, max_tokens=10))
             first = next(e for e in beside.report.events if e.name == "route_chosen")
-            assert "> 2.00 s" in alone.report.route_reason
-            assert " 4.00 s " in str(first.fields["reason"])
+            assert "> 0.50 s" in alone.report.route_reason
+            assert " 1.00 s " in str(first.fields["reason"])
 
     run(main())
 
