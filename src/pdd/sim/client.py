@@ -176,6 +176,7 @@ def _token_request(request: SimRequest, script: Script, salt: Salt) -> TokenRequ
         stop_token_ids=frozenset[TokenId](),
         sampling=GREEDY,
         salt=salt,
+        steering=request.steering,
     )
 
 

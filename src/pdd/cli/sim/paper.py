@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,12 +14,12 @@ from rich.text import Text
 from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json
 from pdd.cli.output import EXIT_FAILURE, print_json
-from pdd.cli.sim.studies import add_extent, check_extent, number, percent, plain_table, tell_progress
+from pdd.cli.sim.studies import add_extent, check_extent, number, percent, plain_table
 
 if TYPE_CHECKING:
-    from pdd.sim.paper.report import Figure, PaperReport
+    from pdd.sim.paper.report import Constraint, Figure, PaperReport
 
-_TOPOLOGY, _COLLAPSING = "paper", "crossing"
+_TOPOLOGY, _COLLAPSING = "paper", "collapse"
 
 
 def add_commands(commands: Subparsers) -> None:
@@ -33,7 +34,7 @@ def add_commands(commands: Subparsers) -> None:
         epilog="With --json: ttft_s, kv_transfer_s, connection_wait_s, rld_token_share, cross_dc_transfer_p50_s, "
         "goodput_per_s, relay_share, collapse, holds, assumptions, seeds, requests_per_run.",
     )
-    add_extent(parser, seeds=3, requests=4000)
+    add_extent(parser, seeds=5, requests=2700)
     add_json(parser)
     parser.set_defaults(run=run_paper)
 
@@ -54,13 +55,25 @@ def run_paper(args: argparse.Namespace) -> int:
         load_simulated_topology(_COLLAPSING),
         extent,
         num_processes=args.jobs,
-        progress=tell_progress(),
+        progress=_tell_progress(),
     )
     if args.json:
         print_json(report)
     else:
         _show(open_console(), report)
     return 0 if report.all_hold else EXIT_FAILURE
+
+
+def _tell_progress() -> Callable[[int, int], None]:
+    """On stderr; what remains is guessed from the mean so far, and the longest simulations come first."""
+    console, began = open_console(stderr=True), monotonic()
+
+    def tell(num_done: int, num_all: int) -> None:
+        passed = monotonic() - began
+        left = passed / num_done * (num_all - num_done)
+        console.print(f"  {num_done} of {num_all} simulations after {passed:.0f} s; at most some {left:.0f} s to go")
+
+    return tell
 
 
 def _show(console: Console, report: PaperReport) -> None:
@@ -75,16 +88,22 @@ def _show(console: Console, report: PaperReport) -> None:
         ("share of requests that relayed", report.relay_share),
     ):
         console.print(f"  {words}: {number(figure.simulated)} (published: {number(figure.published)})")
-    console.print("\n  What relays that never hand over do: beginning, middle, end of one run\n")
+    console.print("\n  What relays that never hand over do: beginning, middle, end of a run (mean over seeds)\n")
     console.print(_collapse(report))
     console.print()
     for constraint in report.holds:
         mark = Text("  ✓ ", style="bold green") if constraint.holds else Text("  ✗ ", style="bold red")
-        console.print(mark, f"{constraint.name}  ({number(constraint.left)}, {number(constraint.right)})", sep="")
+        console.print(mark, _in_words(constraint), sep="")
     console.print("\n  Assumptions\n")
     for assumption in report.assumptions:
         bounds = "" if assumption.bounds is None else f" (plausible: {assumption.bounds})"
         console.print(f"  {assumption.kind.value:8} {assumption.name}: {assumption.value}{bounds}. {assumption.why}")
+
+
+def _in_words(constraint: Constraint) -> str:
+    sure = "" if constraint.low is None else f", from {number(constraint.low)} to {number(constraint.high)}"
+    seeds = f"{constraint.num_seeds_hold} of {constraint.num_seeds} seeds"
+    return f"{constraint.name}: {number(constraint.value)}{sure}; must be {constraint.relation} {constraint.bound:g} ({seeds})"
 
 
 def _figures(figures: Mapping[str, Mapping[str, Figure]]) -> Table:
@@ -104,13 +123,9 @@ def _figures(figures: Mapping[str, Mapping[str, Figure]]) -> Table:
 
 
 def _collapse(report: PaperReport) -> Table:
-    table = plain_table("", "relayed", "tokens by relay decode", "second token P90, s", "within the SLA")
+    table = plain_table("", "relayed", "tokens by RLD", "hit at P", "hit at MD", "second token P90, s")
     for rule, stages in report.collapse.items():
-        table.add_row(
-            f"  {rule}",
-            " ".join(percent(stage.relay_share) for stage in stages),
-            " ".join(percent(stage.rld_token_share) for stage in stages),
-            " ".join(number(stage.ttst_p90_s) for stage in stages),
-            " ".join(percent(stage.within_sla) for stage in stages),
-        )
+        for part, stage in zip(("beginning", "middle", "end"), stages, strict=True):
+            shares = (stage.relay_share, stage.rld_token_share, stage.prefill_hit, stage.main_hit)
+            table.add_row(f"  {rule}, {part}", *map(percent, shares), number(stage.ttst_p90_s))
     return table

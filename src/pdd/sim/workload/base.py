@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pdd.core.ids import RequestId, TenantId, TokenId
 from pdd.core.units import Seconds
+from pdd.router.base import Steering
 
 Run = tuple[TokenId, int]
 """A token ID, and how often it is repeated."""
@@ -34,6 +35,7 @@ class SimRequest:
     tenant: TenantId = SOLE_TENANT
     after: RequestId | None = None
     think_s: Seconds = Seconds(0.0)
+    steering: Steering = Steering()
 
     @property
     def num_prompt_tokens(self) -> int:
