@@ -48,6 +48,8 @@ def test_traces_are_shown_with_a_verdict_each(few, tmp_path, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "same_dc" in shown
     assert "load 0.5: P90" in shown
+    assert "few; P50 to P99: seconds" in shown
+    assert "[" not in shown, "markup is shown as it is"
     drawn = page.read_text()
     assert "few: time to second token, P90, seconds" in drawn
     assert drawn.count("<polyline") == 4 * 3

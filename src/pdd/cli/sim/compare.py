@@ -91,6 +91,7 @@ def _show(console: Console, standings: Sequence[Standing]) -> None:
                 table.add_row(f"  {each.rival}", *_cells(each))
         console.print(table)
     console.print("\n  P50 to P99: seconds to the second token; gap99: across hand-offs. MB: over the line, a request.")
+    console.print("  filt.: filtered. P hit, MD hit: prefix hits; next: main decode's, of turns after singular ones.")
     console.print("  *: differs from pdd's by more than chance (the 95 % interval of the differences, seed by seed).")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json
@@ -116,8 +117,9 @@ def run_traces(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace, loads: Sequence[float]) -> None:
-    if args.requests < 2 or args.jobs < 1:
-        raise ConfigError("--requests must be at least 2, and --jobs at least 1")
+    for flag, least in (("requests", 2), ("jobs", 1)):
+        if getattr(args, flag) < least:
+            raise ConfigError(f"--{flag} {getattr(args, flag)}: it must be at least {least}")
     for load in loads:
         if not (isfinite(load) and 0 < load <= _MAX_LOAD):
             raise ConfigError(f"--load {load}: it must be more than 0, and at most {_MAX_LOAD:g}")
@@ -138,13 +140,15 @@ def _opened(path: Path | None) -> AbstractContextManager[BinaryIO | None]:
 
 def _show(console: Console, standings: Sequence[TraceStanding], verdicts: Sequence[Verdict]) -> None:
     for trace, own in groupby(standings, key=lambda each: each.trace):
-        console.print(f"\n  [bold]{trace}[/]; seconds to the second token\n")
+        console.print(Text.assemble("\n  ", (trace, "bold"), "; P50 to P99: seconds to the second token\n"))
         console.print(_table(list(own)))
         console.print()
         for verdict in verdicts:
             if verdict.trace == trace:
-                console.print(f"  {_worth(verdict)}")
-    console.print()
+                console.print(Text.assemble("  ", _worth(verdict)))
+    console.print(
+        "\n  good/s: requests within the SLA; RLD full: its places that are taken; line: its rate that is used.\n"
+    )
 
 
 def _table(standings: Sequence[TraceStanding]) -> Table:
@@ -168,14 +172,15 @@ def _table(standings: Sequence[TraceStanding]) -> Table:
     return table
 
 
-def _worth(verdict: Verdict) -> str:
+def _worth(verdict: Verdict) -> Text:
     line = (
         f"load {verdict.load:g}: P90 {number(verdict.ttst_gain)} times as soon as without hiding, goodput "
         f"{number(verdict.goodput_gain)} times as high; {number(verdict.ttst_of_same_dc)} times as late as in one datacenter"
     )
     if not verdict.relay_is_swamped:
-        return line
-    return (
-        f"{line}. [bold red]The relay is swamped[/]: {percent(verdict.rld_token_share)} of the tokens with "
-        f"{percent(verdict.fair_share)} of the bandwidth that decodes; {percent(verdict.relay_use)} of its places taken"
+        return Text(line)
+    how = (
+        f": {percent(verdict.rld_token_share)} of the tokens with {percent(verdict.fair_share)} of the bandwidth that decodes; "
+        f"{percent(verdict.relay_use)} of its places taken"
     )
+    return Text.assemble(line, ". ", ("The relay is swamped", "bold red"), how)
