@@ -119,3 +119,19 @@ def test_every_command_and_every_flag_that_matters_is_explained():
     for name in ("up", "link"):
         flags = [flag for action in commands[name]._actions for flag in action.option_strings if flag.startswith("--")]
         assert [flag for flag in flags if flag not in text and flag not in {"--help", "--jitter"}] == []
+
+
+def test_every_module_of_the_driver_has_its_place_in_the_map():
+    modules = (path.stem for path in sorted((ROOT / "src" / "pdd" / "router" / "driver").glob("[!_]*.py")))
+    map_of_driver = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("The driver's modules")[2]
+    assert missing(modules, map_of_driver) == []
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "README.md"])
+def test_every_file_that_is_named_exists(name: str):
+    """Paths are given from the package on, or by their end where the folder was just named."""
+    text = without_code((ROOT / name).read_text(encoding="utf-8"))
+    known = [path.as_posix() for path in ROOT.glob("src/pdd/**/*")]
+    named = re.findall(r"`((?:[\w.]+/)*[\w]+\.py)`", text)
+    assert len(named) > 2
+    assert [path for path in named if not any(each.endswith(f"/{path}") for each in known)] == []
