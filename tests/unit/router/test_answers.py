@@ -259,6 +259,30 @@ def test_an_answer_that_the_template_rewrites_is_not_spliced():
     assert encode(encoder, [user("q"), assistant("kept")])[: len(question) + 1] == (*question, 8)
 
 
+@dataclass
+class CountingCodec:
+    """Counts the messages that it renders."""
+
+    num_rendered: int = 0
+
+    def render_chat(self, messages) -> str:
+        self.num_rendered += len(messages)
+        return CODEC.render_chat(messages)
+
+    async def encode(self, text: str) -> tuple[int, ...]:
+        return await CODEC.encode(text)
+
+
+def test_however_often_an_answer_is_repeated_the_search_for_it_costs_little():
+    memory, codec = AnswerMemory(max_tokens_per_tenant=100), CountingCodec()
+    messages = [user("q"), assistant("x")]
+    memory.keep(TENANT, plain(messages[:1]), "x", AnswerTokens(tokens=(7,), num_characters=1))
+    prompt = encode(ConversationEncoder(codec, memory), messages * 1000)
+    assert codec.num_rendered < 70_000
+    asked = plain(messages[:1])
+    assert prompt[: len(asked) + 1] == (*asked, 7), "the first ones are found all the same"
+
+
 def test_a_finish_reason_is_kept_unless_a_stop_string_came_first():
     answer = AnswerText(CODEC.detokenizer(), [])
     assert answer.finish_reason(FinishReason.LENGTH) is FinishReason.LENGTH

@@ -200,6 +200,12 @@ def test_a_body_that_is_no_json_object_is_called_that(body):
     assert refused.value.code == "invalid_json"
 
 
+def test_more_messages_than_openai_takes_are_refused():
+    message = {"role": "user", "content": "x"}
+    assert len(chat(messages=[message] * 2048).messages) == 2048
+    assert refusal(chat, messages=[message] * 2049).param == "messages"
+
+
 def test_token_ids_outside_the_vocabulary_are_named():
     check_token_ids("prompt", [0, 9], 10)
     with pytest.raises(InvalidRequest, match=r"prompt: token ID 10 at index 1 .* 0 to 9"):

@@ -4,13 +4,17 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdd.core.errors import ConfigError, InvalidRequest
 from pdd.engine.catalog import find_model
 from pdd.router.api.schema import Message
+from pdd.router.api.special_text import encode
 from pdd.router.api.tokenizer import TextCodec
 
 ASSETS = find_model("scripted").load_text()
+TEXTS = {name: find_model(name).load_text() for name in ("scripted", "tiny-random", "smollm2-135m-instruct")}
 
 
 def codec(**changes) -> TextCodec:
@@ -62,3 +66,12 @@ def test_a_long_text_has_the_same_tokens_as_in_one_piece():
 def test_special_tokens_are_known():
     assert codec().is_special(ASSETS.tokenizer.token_to_id("<|im_end|>"))
     assert not codec().is_special(ASSETS.tokenizer.token_to_id("t"))
+
+
+@pytest.mark.parametrize("model", TEXTS)
+@given(st.text(max_size=60), st.integers(1, 40))
+def test_no_text_has_fewer_tokens_than_it_must_have(model, text, times):
+    assets = TEXTS[model]
+    special = "".join(sorted(token.content for token in assets.tokenizer.get_added_tokens_decoder().values()))
+    for each in (text * times, " " * 10 * times, "\n" + " " * 79 * times, special * times):
+        assert TextCodec(assets).least_tokens(len(each)) <= len(encode(assets.tokenizer, each))

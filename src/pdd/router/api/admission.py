@@ -47,6 +47,8 @@ class Admission:
     async def admit_chat(self, tenant: TenantId, call: ChatCall) -> TokenRequest:
         """Raises InvalidRequest (UnknownModel, ContextTooLong)."""
         self._check_options(call.options)
+        num_characters = sum(len(message.content) for message in call.messages)
+        self._check_least(self.codec.least_tokens(num_characters), param="messages")
         prompt = await self.encoder.encode(tenant, call.messages)
         budget = self._budget(call.options, len(prompt), default=self.limits.default_chat_tokens, param="messages")
         return self._token_request(tenant, prompt, budget, call.options)
@@ -73,13 +75,25 @@ class Admission:
 
     async def _completion_prompt(self, call: CompletionCall) -> tuple[TokenId, ...]:
         if isinstance(call.prompt, str):
+            self._check_least(self.codec.least_tokens(len(call.prompt)), param="prompt")
             prompt = await self.codec.encode_document(call.prompt)
         else:
+            self._check_least(len(call.prompt), param="prompt")
             check_token_ids("prompt", call.prompt, self.model.vocab_size)
             prompt = call.prompt
         if not prompt:
             raise InvalidRequest("prompt: it is empty", param="prompt", code="empty_prompt")
         return prompt
+
+    def _check_least(self, num_tokens: int, *, param: str) -> None:
+        """Before anything is spent on it: the tokens of a text take a hundred times its memory while they are found."""
+        limit = self.limits.max_model_tokens
+        if num_tokens > limit:
+            raise ContextTooLong(
+                f"the prompt has at least {num_tokens} tokens, but this model's limit is {limit} tokens",
+                param=param,
+                code="context_length_exceeded",
+            )
 
     def _budget(self, options: Options, num_prompt_tokens: int, *, default: int, param: str) -> int:
         """How many tokens may be generated; refuses what exceeds the model's limit."""

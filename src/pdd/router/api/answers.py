@@ -18,6 +18,12 @@ from pdd.core.errors import InvalidRequest
 from pdd.core.ids import TenantId, TokenId
 from pdd.router.api.schema import Message
 
+_MAX_RENDERED = 65_536
+"""Messages that one request may have rendered again in search of its answers: some 250 turns, or a second and a half.
+
+The answers after that are tokenized as text: no more than lost reuse.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerTokens:
@@ -162,8 +168,12 @@ class ConversationEncoder:
             InvalidRequest: the model's chat template refuses the conversation.
         """
         prompt = _GrowingPrompt(self._codec.render_chat(messages))
+        num_rendered = 0
         for index, message in enumerate(messages):
             if message.role == "assistant" and self._memory.may_hold(tenant, message.content):
+                num_rendered += index
+                if num_rendered > _MAX_RENDERED:
+                    break
                 await self._splice(tenant, prompt, messages[:index], message.content)
                 await asyncio.sleep(0)  # a splice takes up to a millisecond: let other streams go on in between
         return (*prompt.tokens, *await self._codec.encode(prompt.rest()))

@@ -25,6 +25,8 @@ from pdd.router.api.parameters import (
 )
 from pdd.router.base import Steering
 
+MAX_MESSAGES = 2048
+"""As many as OpenAI takes. What a conversation costs grows with the square of their number, at worst."""
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 256
@@ -188,7 +190,10 @@ def _plain_messages(messages: object) -> object:
     """Messages without the fields that are there but empty; anything else is left for the conversion to refuse."""
     if not isinstance(messages, list):
         return messages
-    return [_plain_message(message, index) for index, message in enumerate(cast(list[object], messages))]
+    listed = cast(list[object], messages)
+    if len(listed) > MAX_MESSAGES:
+        raise InvalidRequest(f"messages: {len(listed)} of them; at most {MAX_MESSAGES} are allowed", param="messages")
+    return [_plain_message(message, index) for index, message in enumerate(listed)]
 
 
 def _plain_message(message: object, index: int) -> object:

@@ -26,7 +26,7 @@ _LONG_TEXT_CHARACTERS = 4096
 class TextCodec:
     """One model's text side; shared by all requests."""
 
-    __slots__ = ("_assets", "_special_ids", "_special_text", "_template")
+    __slots__ = ("_assets", "_longest_token", "_special_ids", "_special_text", "_template")
 
     def __init__(self, assets: TextAssets) -> None:
         """Raises ConfigError when the model's chat template is not a valid one."""
@@ -35,6 +35,15 @@ class TextCodec:
         self._special_text = SpecialText(assets.tokenizer)
         added = assets.tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(index for index, token in added.items() if token.special)
+        self._longest_token = max(map(len, assets.tokenizer.get_vocab()))
+
+    def least_tokens(self, num_characters: int) -> int:
+        """No text of so many characters has fewer tokens; costs nothing.
+
+        Vocabularies are of bytes, written as one character each, and nothing is normalized, as the catalog's tokenizers
+        have it.
+        """
+        return -(-num_characters // self._longest_token)
 
     @property
     def stop_token_ids(self) -> frozenset[TokenId]:
