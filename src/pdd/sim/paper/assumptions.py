@@ -132,7 +132,7 @@ def _of_runs(topology: Topology) -> Sequence[Assumption]:
             kind=Kind.ASSUMED,
             value=", ".join(f"{link.delay_s:g} s one way" for link in topology.links),
             bounds="0.005 to 0.04 s",
-            why="Two cities some 2,000 km apart.",
+            why="Two cities less than 2,000 km apart.",
         ),
         Assumption(
             name="relay threshold",
@@ -146,7 +146,7 @@ def _of_runs(topology: Topology) -> Sequence[Assumption]:
             kind=Kind.FITTED,
             value=f"{EVALUATION_ARRIVALS.requests_per_s:g} requests/s in waves of {EVALUATION_ARRIVALS.mean_wave_s:g} s, "
             f"{EVALUATION_ARRIVALS.swing:.0%} above and below",
-            bounds="70 to 92 requests/s (0.98 of the line at 90), waves of 5 to 60 s, swings of up to 70 %",
+            bounds="70 to 92 requests/s (0.98 of the line at 90), waves of 5 to 60 s, swings of up to 80 %",
             why="The nearest to transfers of 0.248 s at the median that the line can bear for long; these waves also bring "
             "their P99 and the share of relays near what is published. They are regular, so that runs of one "
             "high and one low wave are alike. All times grow with the length of the waves.",

@@ -28,7 +28,7 @@ from pdd.sim.workload.base import SimRequest, Workload
 from pdd.sim.workload.conversations import WARM_UP_PREFIX, ConversationSpec, Lengths, generate
 from pdd.sim.workload.hits import SKEWED, HitBand, HitRates
 
-EVALUATION_ARRIVALS = Arrivals(requests_per_s=90.0, swing=0.6, mean_wave_s=Seconds(15.0), wave_shape=400.0)
+EVALUATION_ARRIVALS = Arrivals(requests_per_s=90.0, swing=0.7, mean_wave_s=Seconds(15.0), wave_shape=400.0)
 """Waves as good as regular, so that a run of one high and one low wave sees as much of both, whatever its seed."""
 COLLAPSE_ARRIVALS = Arrivals(requests_per_s=2.4, swing=0.25)
 LONG_CONVERSATIONS: HitRates = (HitBand(low=0.02, high=0.90, share=0.05), HitBand(low=0.96, high=1.00, share=0.95))
