@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import pytest
 
 import pdd.sim.chaos.play
-from tests.support.chaos_mutants import MUTANTS, NUM_WORLDS, Mutant, mutated, noticed_by
+from tests.support.chaos_mutants import MUTANTS, NUM_WORLDS, ChaosMutant, noticed_by
+from tests.support.mutants import ROOT, mutated
 
 
 def test_guards_are_named_once() -> None:
@@ -17,12 +19,12 @@ def test_guards_are_named_once() -> None:
 
 def test_the_real_package_is_untouched_by_a_mutant() -> None:
     real = sys.modules["pdd.sim.chaos.play"]
-    with mutated(MUTANTS[0]) as play:
-        assert play is not real
+    with mutated(MUTANTS[0], ROOT):
+        assert importlib.import_module(real.__name__) is not real
     assert sys.modules["pdd.sim.chaos.play"] is real
     assert pdd.sim.chaos.play is real
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.guard)
-def test_a_removed_guard_is_noticed(mutant: Mutant) -> None:
+def test_a_removed_guard_is_noticed(mutant: ChaosMutant) -> None:
     assert noticed_by(mutant, (mutant.seed, *range(NUM_WORLDS))) is not None

@@ -7,80 +7,26 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import CodeType, ModuleType
 
-ROOT = "pdd"
+from tests.support.mutants import ROOT, Mutant, mutated
+
 NUM_WORLDS = 24
 """So many are tried before a mutant counts as alive."""
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """``old`` occurs exactly once in ``module``. ``seed`` is of a world that noticed it when it was last looked for."""
+class ChaosMutant(Mutant):
+    """``seed`` is of a world that noticed it when it was last looked for."""
 
-    guard: str
-    module: str
-    old: str
-    new: str
     seed: int = 0
 
-    @property
-    def module_name(self) -> str:
-        return f"{ROOT}.{self.module}"
 
-
-class _MutantLoader(SourceFileLoader):
-    """Compiles the mutant's text, past all caches."""
-
-    def __init__(self, mutant: Mutant, path: str) -> None:
-        super().__init__(mutant.module_name, path)
-        self._mutant = mutant
-
-    def get_code(self, fullname: str) -> CodeType:
-        source = self.get_data(self.path).decode()
-        assert source.count(self._mutant.old) == 1, f"{self._mutant.guard}: its text occurs exactly once"
-        return compile(source.replace(self._mutant.old, self._mutant.new), self.path, "exec")
-
-
-class _MutantFinder(MetaPathFinder):
-    def __init__(self, mutant: Mutant) -> None:
-        self._mutant = mutant
-
-    def find_spec(self, fullname, path=None, target=None) -> ModuleSpec | None:
-        if fullname != self._mutant.module_name:
-            return None
-        spec = PathFinder.find_spec(fullname, path)
-        assert spec is not None
-        assert spec.origin is not None
-        spec.loader = _MutantLoader(self._mutant, spec.origin)
-        return spec
-
-
-@contextmanager
-def mutated(mutant: Mutant) -> Iterator[ModuleType]:
-    """``sim.chaos.play`` of a package of its own in which one module is the mutant; the real one is untouched."""
-    real = {name: module for name, module in sys.modules.items() if name == ROOT or name.startswith(f"{ROOT}.")}
-    finder = _MutantFinder(mutant)
-    sys.meta_path.insert(0, finder)
-    for name in real:
-        del sys.modules[name]
-    try:
-        yield importlib.import_module(f"{ROOT}.sim.chaos.play")
-    finally:
-        sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name == ROOT or name.startswith(f"{ROOT}.")]:
-            del sys.modules[name]
-        sys.modules.update(real)
-
-
-def noticed_by(mutant: Mutant, seeds: Iterable[int]) -> tuple[int, str] | None:
+def noticed_by(mutant: ChaosMutant, seeds: Iterable[int]) -> tuple[int, str] | None:
     """The first of these worlds that goes wrong, and how."""
-    with mutated(mutant) as play:
+    with mutated(mutant, ROOT):
+        play = importlib.import_module(f"{ROOT}.sim.chaos.play")
         for seed in seeds:
             findings = play.play_seed(seed).findings
             if findings:
@@ -88,123 +34,123 @@ def noticed_by(mutant: Mutant, seeds: Iterable[int]) -> tuple[int, str] | None:
     return None
 
 
-MUTANTS: tuple[Mutant, ...] = (
+MUTANTS: tuple[ChaosMutant, ...] = (
     # What engines send
-    Mutant(
+    ChaosMutant(
         "an engine that fails is lost",
         "router.driver.decoders",
         "        self._inbox.post(relay.WorkerLost(attempt=attempt))\n",
         "",
     ),
-    Mutant(
+    ChaosMutant(
         "silence is a loss",
         "router.driver.patience",
         '            self._break_off(f"the engine sent no token for {self._limit:g} s")\n',
         "            pass\n",
     ),
     # One request
-    Mutant(
+    ChaosMutant(
         "a decoder goes on from what was emitted",
         "router.driver.run",
         "request.prompt + known if known else request.prompt",
         "request.prompt",
     ),
-    Mutant(
+    ChaosMutant(
         "a route is chosen once a question",
         "router.driver.run",
         "                if self._route_asked:\n",
         "                if True:\n",
     ),
-    Mutant(
+    ChaosMutant(
         "nobody being up is told",
         "router.driver.run",
         "        seat = self._seats.take(command.role)\n        if seat is None:\n            self.inbox.post(relay.WorkerUnavailable(attempt=command.attempt))\n",
         "        seat = self._seats.take(command.role)\n        if seat is None:\n            pass\n",
         seed=4,
     ),
-    Mutant("seats are given up at the end", "router.driver.run", "            self._seats.give_up_all()\n", ""),
-    Mutant(
+    ChaosMutant("seats are given up at the end", "router.driver.run", "            self._seats.give_up_all()\n", ""),
+    ChaosMutant(
         "transfers are let go of at the end",
         "router.driver.run",
         "            await self._paths.let_go(keep_main=self._complete, patience=patience)\n",
         "",
     ),
-    Mutant("a seat given back is free", "router.driver.worker", "            del self.seats[seat]\n", ""),
-    Mutant(
+    ChaosMutant("a seat given back is free", "router.driver.worker", "            del self.seats[seat]\n", ""),
+    ChaosMutant(
         "a finished answer says why",
         "router.driver.run",
         "            self.outbox.send(replace(self._held, finish_reason=command.reason))\n",
         "            self.outbox.send(self._held)\n",
     ),
     # Queues
-    Mutant(
+    ChaosMutant(
         "a span that was taken makes room",
         "router.driver.mailbox",
         "            self._room.release()\n",
         "            pass\n",
         seed=5,
     ),
-    Mutant(
+    ChaosMutant(
         "a reader that catches up is noticed",
         "router.driver.mailbox",
         "        if self._spans:\n            self._drained.set()\n",
         "        if self._spans:\n",
         seed=5,
     ),
-    Mutant(
+    ChaosMutant(
         "a place is given back",
         "router.driver.waiting_room",
         "        called = self._line.leave(place.entry)\n",
         "        called = None\n",
     ),
     # Transfers
-    Mutant(
+    ChaosMutant(
         "readiness is told",
         "router.driver.kv_paths",
         "                self._inbox.post(relay.TransferReady(attempt=spec.attempt))\n",
         "",
     ),
-    Mutant(
+    ChaosMutant(
         "a failed transfer is told",
         "router.driver.kv_paths",
         "        self._inbox.post(relay.TransferFailed(attempt=transfer.spec.attempt, elsewhere=elsewhere))\n",
         "",
         seed=5,
     ),
-    Mutant(
+    ChaosMutant(
         "a transfer that can't be placed has failed",
         "router.driver.kv_paths",
         "        if source is None or target is None:\n            self._inbox.post(relay.TransferFailed(attempt=command.attempt))\n",
         "        if source is None or target is None:\n",
         seed=4,
     ),
-    Mutant(
+    ChaosMutant(
         "transfers are released at the end",
         "router.driver.kv_paths",
         "                transfer.release()\n                await self._wait_for_end(transfer, patience)\n",
         "                pass\n",
     ),
-    Mutant(
+    ChaosMutant(
         "a standstill is noticed",
         "router.driver.transfers",
         '            parts.append(tasks.create_task(self._notice_standstill(), name=f"standstill {self.spec.name}"))\n',
         "",
         seed=5,
     ),
-    Mutant(
+    ChaosMutant(
         "an order ends with its transfer",
         "router.driver.transfers",
         "                await self._cancel_order(order.order)\n",
         "                pass\n",
         seed=4,
     ),
-    Mutant(
+    ChaosMutant(
         "a failed transfer holds nothing",
         "router.driver.transfers",
         "        if state is TransferState.FAILED or self._detached:\n            self.release()\n",
         "",
     ),
-    Mutant(
+    ChaosMutant(
         "who leaves the line for room lets the next one ask",
         "router.driver.transfers",
         "        finally:\n            turn.over()\n",
@@ -212,14 +158,14 @@ MUTANTS: tuple[Mutant, ...] = (
         seed=11,
     ),
     # Conversations
-    Mutant(
+    ChaosMutant(
         "pins end with their conversation",
         "router.driver.conversations",
         "            self._unpin(self._by_tip.pop(oldest.tip))\n",
         "            self._by_tip.pop(oldest.tip)\n",
     ),
     # Recovery
-    Mutant(
+    ChaosMutant(
         "a lost prefill starts anew",
         "protocol.relay",
         "        return [*self._release_transfers(), *self._start_prefill()]\n",

@@ -65,7 +65,7 @@ def test_doubts_are_weighed_one_before_the_other() -> None:
 def test_the_naive_rule_sees_load_alone_but_not_whom_to_avoid() -> None:
     rule = PlacementRule.LEAST_LOADED
     assert choose(view(A, own=0.0, load=0.5), view(B, own=9.0, load=0.4), home=A, rule=rule) == B
-    assert choose(view(A), replace(view(B, own=0.0), has_room=False), rule=rule) == A
+    assert choose(replace(view(A), has_room=False), view(B, load=0.1), rule=rule) == A
     assert choose(replace(view(A), lost_here=True), view(B, load=3.0), rule=rule) == B
     assert choose(replace(view(A), trusted=False), view(B, load=3.0), rule=rule) == B
 

@@ -343,6 +343,23 @@ def test_a_node_that_hung_hears_of_every_pin_that_was_dropped_meanwhile() -> Non
     stage.play(scene)
 
 
+def test_a_pin_that_could_not_be_taken_back_is_taken_back_later() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        stage.turn(blocks(1))
+        await stage.settle()
+        stage.main.fails = True
+        await asyncio.sleep(TTL + 1.0)
+        assert stage.all.num_live == 0
+        await asyncio.sleep(10.0)
+        stage.main.fails = False
+        await asyncio.sleep(5.0)
+        assert stage.main.pins == {}
+
+    stage.play(scene)
+
+
 def test_what_a_node_never_heard_of_need_not_be_taken_back() -> None:
     stage = Stage()
 

@@ -355,6 +355,56 @@ def test_a_client_that_leaves_before_the_first_token_proves_nothing_at_all() -> 
     stage.play(scene)
 
 
+def test_a_stopped_attempt_lets_go_of_its_stream_at_once() -> None:
+    stage = Stage(span(1))
+
+    async def scene(decoders: Decoders) -> None:
+        decoders.decode(stage.sit(), generation(), has_prompt=True)
+        await stage.inbox.get()
+        decoders.stop(7)
+        await asyncio.sleep(0.01)
+        assert stage.engine.num_open == 0
+
+    stage.play(scene)
+
+
+def test_the_end_of_a_request_ends_its_attempts_and_its_timers() -> None:
+    stage = Stage(span(1))
+
+    async def main() -> None:
+        await stage.pool.check_all()
+        async with asyncio.TaskGroup() as own:
+            decoders = Decoders(own, inbox=stage.inbox, pool=stage.pool, clock=LoopClock(), settings=SETTINGS)
+            decoders.decode(stage.sit(), generation(), has_prompt=True)
+            decoders.set_timer(relay.Timer.RECOVER, Seconds(5.0))
+            decoders.set_route_timer(Seconds(5.0))
+            await stage.inbox.get()
+            ended_at = now()
+            decoders.stop_all()
+        assert now() == ended_at
+        assert stage.engine.num_open == 0
+
+    run(main())
+
+
+def test_a_timer_that_is_set_anew_goes_off_once() -> None:
+    stage = Stage()
+
+    async def scene(decoders: Decoders) -> None:
+        decoders.set_timer(relay.Timer.RECOVER, Seconds(1.0))
+        await asyncio.sleep(0.5)
+        decoders.set_timer(relay.Timer.RECOVER, Seconds(2.0))
+        decoders.set_timer(relay.Timer.RESEND, Seconds(4.0))
+        fired = [(await stage.inbox.get(), now()) for _ in range(2)]
+        assert [event for event, _ in fired] == [
+            relay.TimerFired(timer=relay.Timer.RECOVER),
+            relay.TimerFired(timer=relay.Timer.RESEND),
+        ]
+        assert [at for _, at in fired] == pytest.approx([2.5, 4.5], abs=0.01)
+
+    stage.play(scene)
+
+
 async def open_breaker(stage: Stage) -> None:
     for _ in range(3):
         seat = stage.sit()

@@ -177,6 +177,7 @@ def test_a_seat_given_back_takes_its_blocks_along() -> None:
         seat = stage.sit(P, LONG)
         stage.pool.release(seat)
         stage.pool.release(seat)
+        assert [state.num_missing for state in stage.pool.candidates(P)] == [0, 0]
         assert stage.take(P, blocks(7)) == "p0"
 
     stage.play(scene)
@@ -258,9 +259,11 @@ def test_a_line_that_is_slow_just_now_makes_a_prefix_dearer() -> None:
     async def scene() -> None:
         stage.pace(MD, m0=8.0, m1=8.0)
         stage.landed("nm1", LONG[:2])
-        for _ in range(3):
-            stage.take(MD, near="p0", conversation=talk(main_decode="m1"))
-        assert stage.take(MD, LONG, near="p0") == "m0", "two blocks are a fifth of a second"
+        for _ in range(2):
+            stage.pool.take(WorkerId("m1"))
+        seat = stage.sit(MD, LONG, near="p0")
+        assert seat.worker.name == "m0", "two blocks are a fifth of a second"
+        stage.pool.release(seat)
         for second in range(4):
             stage.lines.record(
                 stage.pool.worker(WorkerId("p0")),

@@ -1,0 +1,32 @@
+"""Unit tests notice when any rule of the policies, or any guard of the driver that no random world misses, is removed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import driver_mutants, policy_mutants
+from tests.support.mutants import ROOT, UnitMutant, failure_of, mutated
+
+ALL = (*policy_mutants.MUTANTS, *driver_mutants.MUTANTS)
+
+
+def test_guards_are_named_once() -> None:
+    names = [(mutant.module, mutant.guard) for mutant in ALL]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("killer", sorted({mutant.killer for mutant in ALL}))
+def test_without_a_mutant_the_tests_pass_so_that_a_failure_means_the_mutation(killer: str) -> None:
+    assert failure_of(killer) is None
+
+
+@pytest.mark.parametrize("mutant", policy_mutants.MUTANTS, ids=lambda mutant: f"{mutant.module}: {mutant.guard}")
+def test_a_policy_without_one_of_its_rules_is_noticed(mutant: UnitMutant) -> None:
+    with mutated(mutant, f"{ROOT}.policy", "tests.unit.policy"):
+        assert failure_of(mutant.killer) is not None
+
+
+@pytest.mark.parametrize("mutant", driver_mutants.MUTANTS, ids=lambda mutant: f"{mutant.module}: {mutant.guard}")
+def test_a_driver_without_one_of_its_guards_is_noticed(mutant: UnitMutant) -> None:
+    with mutated(mutant, f"{ROOT}.router", "tests.unit", "tests.support.worlds"):
+        assert failure_of(mutant.killer) is not None
