@@ -35,7 +35,8 @@ check: install ## Format, lint, types, import layers, unit and property tests
 
 test: install ## Everything: check, then contract and integration tests
 	$(MAKE) check
-	$(BIN)/pytest tests/contract tests/integration -q
+	$(BIN)/pytest tests/contract -n 2 -q
+	$(BIN)/pytest tests/integration -q
 
 bench: install ## Runs the benchmarks; tables to stdout, JSON to build/benchmarks
 	$(BIN)/python -m benchmarks

@@ -353,7 +353,7 @@ async def are_idle(deployment: Live) -> bool:
 async def test_random_kills_under_load_break_no_answer():
     """Whatever dies whenever: an answer that has begun is completed exactly; one that hasn't may be refused, and is asked again."""
     chance = random.Random(11)
-    seconds = 20.0
+    seconds = 12.0
     async with live(slow_scripted(), timing=QUICK_RESTARTS) as deployment:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds

@@ -28,6 +28,7 @@ from tests.support.live_chaos import (
     Turn,
     doubled,
     one_of_each_fault,
+    one_of_each_kind,
     scripted_dialogues,
     until_at_peace,
     wide_scripted,
@@ -45,8 +46,8 @@ async def test_one_trouble_after_another_costs_no_stream_and_nobody_is_turned_aw
     chance = random.Random(1)
     topology = wide_scripted()
     async with live(topology, timing=QUICK_RESTARTS) as deployment:
-        chaos = Chaos(LiveSystem(deployment), num_clients=6, num_at_once=1, chance=chance)
-        faults = one_of_each_fault(topology, chance)
+        chaos = Chaos(LiveSystem(deployment), num_clients=8, num_at_once=1, chance=chance)
+        faults = one_of_each_kind(topology, chance)
         await chaos.run(scripted_dialogues(topology, chance), iter(faults), seconds=170.0)
         await until_at_peace(deployment)
     tally = chaos.tally

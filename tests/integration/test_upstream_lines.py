@@ -25,7 +25,7 @@ from pdd.core.topology import LOOPBACK, Topology
 from tests.integration.test_live_chaos import explain
 from tests.support.bad_line import BadLine, bad_line
 from tests.support.live import Live, live, until
-from tests.support.live_chaos import Chaos, scripted_dialogues, wide_scripted
+from tests.support.live_chaos import Chaos, pairs_of, scripted_dialogues, wide_scripted
 
 pytestmark = [pytest.mark.anyio, pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -144,13 +144,14 @@ async def own_router(topology: Topology, deployment: Live) -> AsyncGenerator[str
             serving.cancel()
 
 
-def faults_of_every_line(topology: Topology, chance: random.Random) -> list[UpstreamFault]:
+def faults_of_every_pair(topology: Topology, chance: random.Random) -> list[UpstreamFault]:
+    """Of each pair one is cut off, the other frozen, and one of the two crawls."""
     faults: list[UpstreamFault] = []
-    for endpoint in topology.endpoints():
-        faults.append(Cut(endpoint=endpoint.name, seconds=chance.uniform(0.0, 1.5)))
-        faults.append(Freeze(endpoint=endpoint.name, seconds=chance.uniform(0.3, 4.0)))
-        if chance.random() < 0.5:
-            faults.append(Crawl(endpoint=endpoint.name, seconds=chance.uniform(0.5, 2.0)))
+    for pair in pairs_of(topology):
+        cut, frozen = chance.sample(pair, 2)
+        faults.append(Cut(endpoint=cut, seconds=chance.uniform(0.0, 1.5)))
+        faults.append(Freeze(endpoint=frozen, seconds=chance.uniform(0.3, 4.0)))
+        faults.append(Crawl(endpoint=chance.choice(pair), seconds=chance.uniform(0.5, 2.0)))
     chance.shuffle(faults)
     return faults
 
@@ -161,7 +162,7 @@ async def test_no_line_of_the_router_is_worth_a_stream():
     async with live(topology) as deployment:
         async with bad_upstream(deployment) as upstream:
             chaos = Chaos(upstream, num_clients=5, num_at_once=1, chance=chance)
-            faults = faults_of_every_line(topology, chance)
+            faults = faults_of_every_pair(topology, chance)
             await chaos.run(scripted_dialogues(topology, chance), iter(faults), seconds=150.0)
             await upstream.until_well()
             await deployment.until_clean()

@@ -123,17 +123,46 @@ Fault = Kill | Hang | LineCut | LineStall | LineSlow
 
 def one_of_each_fault(topology: Topology, chance: random.Random) -> list[Fault]:
     """Everyone killed, one of each pair and the router stopped, everything done to each line; order and times left to chance."""
-    processes = [*(n.name for n in topology.nodes), *(e.name for e in topology.engines)]
-    once: list[Fault] = [Kill(role=role) for role in processes]
-    half = [chance.choice((name, f"{name}2")) for name in processes if not name.endswith("2")]
-    once += [Hang(role=role, seconds=chance.uniform(0.3, 6.0)) for role in [*half, "router"]]
-    for link in topology.links:
-        once += [Kill(role=link.name), Hang(role=link.name, seconds=chance.uniform(0.3, 4.0))]
-        once += [LineCut(link=link.name, kind=kind, seconds=chance.uniform(0.2, 5.0)) for kind in CutKind]
-        once += [LineStall(link=link.name, seconds=chance.uniform(0.2, 4.0))]
-        once += [LineSlow(link=link.name, seconds=chance.uniform(1.0, 5.0))]
+    pairs = pairs_of(topology)
+    once: list[Fault] = [Kill(role=role) for pair in pairs for role in pair]
+    once += [_hang_of(chance.choice(pair), chance) for pair in pairs]
+    once += [_hang_of("router", chance)]
+    once += [fault for link in topology.links for fault in _line_faults(link.name, chance)]
     chance.shuffle(once)
     return once
+
+
+def one_of_each_kind(topology: Topology, chance: random.Random) -> list[Fault]:
+    """Of each pair one is killed and the other stopped; each thing that can be done to a line is done to one of them."""
+    once: list[Fault] = [_hang_of("router", chance)]
+    for pair in pairs_of(topology):
+        killed, stopped = chance.sample(pair, 2)
+        once += [Kill(role=killed), _hang_of(stopped, chance)]
+    lines = [_line_faults(link.name, chance) for link in topology.links]
+    once += [chance.choice(of_one_kind) for of_one_kind in zip(*lines, strict=True)]
+    chance.shuffle(once)
+    return once
+
+
+def pairs_of(topology: Topology) -> list[tuple[str, str]]:
+    """The names of those nodes and engines that ``doubled`` made two of."""
+    names = [*(n.name for n in topology.nodes), *(e.name for e in topology.engines)]
+    return [(name, f"{name}2") for name in names if not name.endswith("2")]
+
+
+def _hang_of(role: str, chance: random.Random) -> Hang:
+    return Hang(role=role, seconds=chance.uniform(0.3, 6.0))
+
+
+def _line_faults(link: str, chance: random.Random) -> list[Fault]:
+    """Always in the same order."""
+    return [
+        Kill(role=link),
+        Hang(role=link, seconds=chance.uniform(0.3, 4.0)),
+        *(LineCut(link=link, kind=kind, seconds=chance.uniform(0.2, 5.0)) for kind in CutKind),
+        LineStall(link=link, seconds=chance.uniform(0.2, 4.0)),
+        LineSlow(link=link, seconds=chance.uniform(1.0, 5.0)),
+    ]
 
 
 def endless_faults(topology: Topology, chance: random.Random) -> Iterator[Fault]:
