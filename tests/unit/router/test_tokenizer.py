@@ -72,7 +72,7 @@ def test_special_tokens_are_known():
 
 
 @pytest.mark.parametrize("model", CODECS)
-@given(st.text(max_size=60), st.integers(1, 40))
+@given(st.text(st.characters(exclude_categories=("Cc", "Cs")), max_size=60), st.integers(1, 40))
 def test_no_text_has_fewer_tokens_than_it_must_have(model, text, times):
     tokenizer, codec = CODECS[model]
     special = "".join(sorted(token.content for token in tokenizer.get_added_tokens_decoder().values()))

@@ -41,7 +41,7 @@ class TextCodec:
         """No text of so many characters has fewer tokens; costs nothing.
 
         Vocabularies are of bytes, written as one character each, and nothing is normalized, as the catalog's tokenizers
-        have it.
+        have it. Control characters count, though some vocabularies have no token for them.
         """
         return -(-num_characters // self._longest_token)
 
