@@ -263,6 +263,8 @@ def _single_prompt(prompt: str | list[str | int | list[int]]) -> str | tuple[Tok
     if not prompt:
         raise InvalidRequest("prompt: it is empty", param="prompt", code="empty_prompt")
     first = prompt[0]
+    if set(map(type, prompt)) == {int}:  # all at once: there may be millions, and every other stream waits
+        return tuple(cast(list[TokenId], prompt))
     if isinstance(first, int):
         return tuple(_token_id(token, index) for index, token in enumerate(prompt))
     if len(prompt) > 1:
