@@ -11,6 +11,7 @@ import pytest
 from pdd.core.errors import BlocksLost
 from pdd.core.request import HandoffMode, Role, Route
 from pdd.core.topology import FilterRule, PolicyTable, RouteRule
+from pdd.core.units import Seconds
 from pdd.kvnode.base import ReplicationOrder, ReplicationProgress
 from pdd.kvnode.memory import MemoryNode
 from pdd.protocol import relay
@@ -73,20 +74,35 @@ def test_singular_traffic_stays_at_relay_decode_and_crosses_while_the_line_is_id
     run(main())
 
 
-def test_what_is_filtered_gives_way_to_whoever_waits_and_is_cut_when_that_lasts() -> None:
+def test_what_is_filtered_gives_way_to_whoever_waits_and_crosses_afterwards() -> None:
     async def main() -> None:
         async with running_world(filtering(FilterRule.BACKGROUND)) as world:
             await learn_relay_decodes_pace(world)
-            singular = await ask(world, make_request(0, max_tokens=20))
-            assert singular.report.filtered
-            waiting = await ask(
-                world, make_request(1, prompt_tokens=200, max_tokens=5, steering=Steering(route=Route.DIRECT))
-            )
-            assert waiting.report.ttst_s == pytest.approx(12 / 0.5, rel=0.2), "as if it were alone"
-            await finish(world)
-            assert (await world.nodes[MD].stats()).held_blocks < 24, "the other's blocks never all came"
+            await ask_for_both(world)
+            assert (await world.nodes[MD].stats()).held_blocks == 24
 
     run(main())
+
+
+def test_what_gets_nothing_for_too_long_is_cut() -> None:
+    async def main() -> None:
+        spec = filtering(FilterRule.BACKGROUND)
+        spec = replace(spec, settings=replace(spec.settings, spare_patience=Seconds(10.0)))
+        async with running_world(spec) as world:
+            await learn_relay_decodes_pace(world)
+            await ask_for_both(world)
+            assert (await world.nodes[MD].stats()).held_blocks < 24, "the singular one's blocks never all came"
+
+    run(main())
+
+
+async def ask_for_both(world: World) -> None:
+    """One that is filtered, and one that waits for main decode: 24 s for its 12 blocks."""
+    singular = await ask(world, make_request(0, max_tokens=20))
+    assert singular.report.filtered
+    waiting = await ask(world, make_request(1, prompt_tokens=200, max_tokens=5, steering=Steering(route=Route.DIRECT)))
+    assert waiting.report.ttst_s == pytest.approx(12 / 0.5, rel=0.2), "as if it were alone"
+    await finish(world)
 
 
 def test_a_cut_transfer_ends_at_once() -> None:
@@ -188,6 +204,57 @@ def test_on_an_idle_line_it_arrives_however_long_that_takes() -> None:
             _ = await ask(world, make_request(0, max_tokens=10))
             await finish(world)
             assert (await world.nodes[MD].stats()).held_blocks == 6
+
+    run(main())
+
+
+def test_many_in_the_background_share_a_slow_line_and_none_is_cut() -> None:
+    """A block takes 20 s, so each of them gets one a minute: longer than a line may deliver nothing at all."""
+
+    async def main() -> None:
+        async with running_world(replace(unfiltered(), blocks_per_s=0.05)) as world:
+            for number in range(3):
+                _ = await ask(world, make_request(number, max_tokens=10))
+            await finish(world)
+            assert (await world.nodes[MD].stats()).held_blocks == 3 * 6
+
+    run(main())
+
+
+def test_a_dead_line_ends_what_is_in_the_background_long_before_its_own_patience() -> None:
+    async def main() -> None:
+        async with running_world(unfiltered()) as world:
+            _ = await ask(world, make_request(0, max_tokens=10))
+            world.network.stall(world.line)
+            stalled_at = asyncio.get_running_loop().time()
+            await finish(world)
+            assert asyncio.get_running_loop().time() - stalled_at < 60.0
+
+    run(main())
+
+
+def test_who_needs_room_at_main_decode_takes_that_of_what_nobody_waits_for() -> None:
+    async def main() -> None:
+        async with running_world(replace(unfiltered(), blocks_per_s=0.5, main_capacity=12)) as world:
+            _ = await ask(world, make_request(0, max_tokens=10))
+            assert world.driver.num_transfers == 1
+            waiting = await ask(world, make_request(1, max_tokens=90, steering=Steering(route=Route.DIRECT)))
+            assert waiting.report.ttft_s is not None
+            assert waiting.report.ttft_s < 1.0
+            await finish(world)
+
+    run(main())
+
+
+def test_a_node_that_is_short_of_room_keeps_nothing_for_what_nobody_waits_for() -> None:
+    async def main() -> None:
+        async with running_world(replace(unfiltered(), blocks_per_s=0.1, main_capacity=9)) as world:
+            _ = await ask(world, make_request(0, max_tokens=20))
+            await asyncio.sleep(5.0)  # the router has heard that 7 of 9 blocks are promised
+            _ = await ask(world, make_request(1, prompt_tokens=16, max_tokens=10))
+            await asyncio.sleep(1.0)
+            assert [transfer.spec.name[:2] for transfer in world.driver._desk._running] == ["r1"]
+            await finish(world)
 
     run(main())
 

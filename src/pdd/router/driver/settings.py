@@ -54,8 +54,11 @@ class DriverSettings:
     recovery_delay: Seconds = Seconds(1.0)
     resend_delay: Seconds = Seconds(2.0)
     """How long after a failed transfer main decode is sent the prompt again, while another decodes."""
-    spare_patience: Seconds = Seconds(10.0)
-    """How long a transfer that only gets what lines have to spare may get nothing, while others do, before it is cut."""
+    spare_patience: Seconds = Seconds(300.0)
+    """How long a transfer that only gets what lines have to spare may get nothing before it is cut.
+
+    Its patience costs nobody anything: room that others need at a node is taken from it at once.
+    """
     local_rate: BytesPerSecond = _LOCAL_RATE
     """Nominal rate between nodes of one cluster, where no line is declared (10 Gbit/s)."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from functools import partial
 
 from pdd.core.clock import Clock
 from pdd.core.errors import LocalProtocolError
@@ -15,6 +17,9 @@ from pdd.router.driver.room_line import RoomLine
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.transfer_spec import TransferSpec, TransferState
 from pdd.router.driver.transfers import Transfer, TransferListener
+
+SHORT_OF_ROOM = 0.75
+"""So full of what may not be evicted, a node keeps nothing for transfers that nobody waits for."""
 
 
 class TransferDesk:
@@ -59,6 +64,7 @@ class TransferDesk:
             pool=self._pool,
             lines=self._lines,
             room=self._room_at(spec.target),
+            make_room=partial(self._make_room, spec.target.node.node),
             clock=self._clock,
             settings=self._settings,
         )
@@ -67,14 +73,38 @@ class TransferDesk:
         return transfer
 
     def detach(self, transfer: Transfer) -> None:
-        """Lets a transfer outlive its request; of too many the oldest ends, of those that nobody waited for if there are."""
+        """Lets a transfer outlive its request. Of too many the oldest ends, of those that nobody waits for if there are.
+
+        Where a node is short of room, one of those ends, too.
+        """
         self._detached.append(transfer)
         transfer.detach()
         if len(self._detached) > self._settings.max_detached_transfers:
-            spare = (other for other in self._detached if other.demoted)
-            oldest = next(spare, self._detached[0])
-            self._detached.remove(oldest)
-            oldest.release()
+            self._give_up(next(self._spare(), self._detached[0]))
+        for node in transfer.spec.nodes:
+            if self._is_short_of_room(node):
+                self._make_room(node)
+
+    def _make_room(self, node: NodeId) -> None:
+        """Ends one transfer from or to that node that nobody waits for, the oldest: its conversation rests longest."""
+        spare = next((each for each in self._spare() if node in each.spec.nodes), None)
+        if spare is not None:
+            self._give_up(spare)
+
+    def _spare(self) -> Iterator[Transfer]:
+        return (each for each in self._detached if each.demoted)
+
+    def _give_up(self, transfer: Transfer) -> None:
+        self._detached.remove(transfer)
+        transfer.release()
+
+    def _is_short_of_room(self, node: NodeId) -> bool:
+        """By what it said last: what is leased or promised can't be evicted, so little is left for newcomers."""
+        stats = self._pool.node_stats.get(node)
+        if stats is None:
+            return False
+        taken = stats.leased_blocks + stats.reserved_blocks + stats.writing_blocks
+        return taken > SHORT_OF_ROOM * stats.capacity_blocks
 
     def stop(self) -> None:
         """Releases everything, in the order in which it was placed."""

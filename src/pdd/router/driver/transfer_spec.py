@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from pdd.core.blocks import BlockHash
+from pdd.core.ids import NodeId
 from pdd.core.request import Role
 from pdd.router.driver.worker import Worker
 
@@ -31,6 +32,11 @@ class TransferSpec:
     target: Worker
     hashes: tuple[BlockHash, ...]
     reserve_blocks: int
+
+    @property
+    def nodes(self) -> tuple[NodeId, NodeId]:
+        """At which it holds something."""
+        return (self.source.node.node, self.target.node.node)
 
     @property
     def is_local(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from pdd.core.clock import Clock
@@ -51,9 +52,11 @@ class Transfer:
         pool: Pool,
         lines: LineBook,
         room: RoomLine,
+        make_room: Callable[[], None],
         clock: Clock,
         settings: DriverSettings,
     ) -> None:
+        """``make_room`` is called whenever the target had none for a transfer that somebody may wait for."""
         self.spec = spec
         self.state = TransferState.PLACED
         self.error: PddError | None = None
@@ -62,6 +65,7 @@ class Transfer:
         self._pool = pool
         self._lines = lines
         self._room = room
+        self._make_room = make_room
         self._clock = clock
         self._settings = settings
         self._detached = False
@@ -211,6 +215,8 @@ class Transfer:
             await self._watch_once(turn, patience)
         except CapacityExhausted:
             turn.refused()
+            if not self.demoted:
+                self._make_room()
         except PddError as error:
             turn.over()
             await self._bear(error, patience, is_targets=True)
