@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
+
 from pdd.core.errors import PddError
 from pdd.core.request import HandoffMode, Route
 from pdd.core.units import Seconds
@@ -15,6 +17,7 @@ from tests.support.worlds import (
     MAIN_SCRIPT,
     PREFILL_SCRIPT,
     RELAY_SCRIPT,
+    SETTINGS,
     World,
     WorldSpec,
     make_request,
@@ -68,8 +71,11 @@ STEADY_SPEC = WorldSpec(
     line_delay=0.02,
     relay_decode=replace(RELAY_SCRIPT, token_interval=Seconds(0.1)),
     main_decode=replace(MAIN_SCRIPT, token_interval=Seconds(0.05)),
+    settings=replace(SETTINGS, policy=msgspec.structs.replace(SETTINGS.policy, relay_threshold_s=Seconds(2.0))),
 )
-"""Whatever might happen in either order is about 0.1 s apart, so that a real clock's grain can't swap it."""
+"""Whatever might happen in either order is about 0.1 s apart, so that a real clock's grain can't swap it. Who pins nothing waits
+for main decode, and asks again while it does.
+"""
 
 STEADY_REQUESTS = (
     make_request(0, prompt_tokens=90, max_tokens=8, steering=steer(Route.DIRECT)),
