@@ -56,14 +56,16 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """A worker's circuit breaker. It opens on ``breaker_failures`` failures within ``breaker_window_s``.
+    """A worker's circuit breaker. It opens on ``breaker_failures`` failures within ``breaker_window_s``, or in a row.
 
+    In a row, because silence takes its time to be noticed: who does nothing but hang rarely fails thrice within a window.
     After a while it lets one request try (``begin``). If that fails, too, it is open for twice as long as before.
     """
 
     def __init__(self, rule: HealthTable) -> None:
         self._rule = rule
         self._failures: deque[Seconds] = deque(maxlen=rule.breaker_failures)
+        self._num_in_a_row = 0
         self._open_s = rule.breaker_open_s
         self._open_until: Seconds | None = None
         self._on_trial = False
@@ -90,6 +92,7 @@ class Breaker:
 
     def succeeded(self, now: Seconds) -> None:
         """A generation ended as it should. While the breaker is open that says nothing new: it began before."""
+        self._num_in_a_row = 0
         if self.state(now) is BreakerState.HALF_OPEN:
             self._open_until = None
             self._open_s = self._rule.breaker_open_s
@@ -105,7 +108,8 @@ class Breaker:
                 self._open(now)
             case BreakerState.CLOSED:
                 self._failures.append(now)
-                if self._is_too_much(now):
+                self._num_in_a_row += 1
+                if self._num_in_a_row == self._rule.breaker_failures or self._is_too_much(now):
                     self._open(now)
 
     def _open(self, now: Seconds) -> None:

@@ -75,15 +75,34 @@ def test_a_refusal_needs_no_second_one() -> None:
 def test_failures_open_it_only_within_the_window() -> None:
     breaker = Breaker(RULE)
     for at in (0.0, 10.0, 30.1, 41.0, 60.2):
+        breaker.succeeded(Seconds(at))
         breaker.failed(Seconds(at))
         assert breaker.state(Seconds(at)) is BreakerState.CLOSED, at
+    breaker.succeeded(Seconds(70.9))
     breaker.failed(Seconds(70.9))
     assert breaker.state(Seconds(70.9)) is BreakerState.OPEN
+
+
+def test_failures_in_a_row_open_it_however_long_each_takes() -> None:
+    """An engine that falls silent is given up after half a minute or more: three such never fall into one window."""
+    breaker = Breaker(RULE)
+    for at in (0.0, 300.0, 300.0, 600.0, 600.0):
+        breaker.failed(Seconds(at))
+        if at == 300.0:
+            breaker.succeeded(Seconds(at))
+        assert breaker.state(Seconds(at)) is BreakerState.CLOSED, at
+    breaker.failed(Seconds(900.0))
+    assert breaker.state(Seconds(900.0)) is BreakerState.OPEN
+    breaker.succeeded(Seconds(905.0))
+    for at in (1000.0, 1100.0):
+        breaker.failed(Seconds(at))
+    assert breaker.state(Seconds(1100.0)) is BreakerState.CLOSED, "those before the trial count no more"
 
 
 def test_it_opens_with_the_failure_that_is_one_too_many_to_the_end_of_the_window() -> None:
     breaker = Breaker(RULE)
     for at in (0.0, 1.0, 30.0):
+        breaker.succeeded(Seconds(at))
         breaker.failed(Seconds(at))
     assert breaker.state(Seconds(30.0)) is BreakerState.OPEN
 

@@ -211,6 +211,45 @@ def test_an_engine_may_be_silent_for_so_long_and_longer_only_before_the_first_to
     stage.play(scene)
 
 
+@pytest.mark.parametrize(
+    ("block_s", "before", "patience"),
+    [
+        (0.01, 0, 30.0 + 5 * 0.09),
+        (2.0, 0, 30.0 + 5 * 2.0 * (3 + 5 + 1)),
+        (2.0, 4, 30.0 + 5 * 2.0 * (3 + 5 + 1 + 4 + 1)),
+        (60.0, 0, 300.0),
+    ],
+)
+def test_patience_with_a_prefill_goes_by_what_was_measured_of_prefills_and_what_stands_before_it(
+    block_s: float, before: int, patience: float
+) -> None:
+    stage = Stage(role=Role.PREFILL)
+
+    async def scene(decoders: Decoders) -> None:
+        name = WorkerId("engine")
+        stage.pool.pace(Role.PREFILL).record(name, work=1.0, seconds=Seconds(block_s), now=Seconds(0.0))
+        if before:
+            stage.pool.take(name, num_missing=before)
+        seat = stage.pool.take(name, num_missing=3, num_blocks=5)
+        decoders.decode(seat, generation(position=0, max_tokens=1), has_prompt=False)
+        await until_lost(stage)
+        assert now() == pytest.approx(patience, abs=0.01)
+
+    stage.play(scene)
+
+
+def test_what_was_measured_of_prefills_says_nothing_about_a_decoder_that_computes_a_prompt() -> None:
+    stage = Stage()
+
+    async def scene(decoders: Decoders) -> None:
+        stage.pool.pace(Role.PREFILL).record(WorkerId("p"), work=1.0, seconds=Seconds(0.01), now=Seconds(0.0))
+        decoders.decode(stage.sit(), generation(), has_prompt=False)
+        await until_lost(stage)
+        assert now() == pytest.approx(300.0, abs=0.01)
+
+    stage.play(scene)
+
+
 def test_each_span_begins_the_patience_anew() -> None:
     stage = Stage(*(step for position in range(1, 9) for step in (29.0, span(position))))
 

@@ -235,6 +235,28 @@ def test_an_engine_that_breaks_all_it_begins_is_passed_over_until_a_trial_succee
     run(main())
 
 
+def test_a_prefill_that_answers_its_checks_but_gives_no_token_costs_half_a_minute_and_loses_its_work() -> None:
+    async def main() -> None:
+        async with playing() as stage:
+            for number in range(4):
+                await stage.ask(make_request(number, max_tokens=4, steering=DIRECT))
+            engine = stage.scripted["p0"]
+            engine.script = replace(engine.script, faults=Faults(hang_after_tokens=0))
+            waits: list[float] = []
+            for number in range(4, 16, 2):
+                async with asyncio.TaskGroup() as tasks:
+                    asked = [
+                        tasks.create_task(stage.ask(make_request(n, max_tokens=4, steering=DIRECT)))
+                        for n in (number, number + 1)
+                    ]
+                waits.extend(task.result()[0].report.ttft_s or 0.0 for task in asked)
+            assert max(waits) < 40.0, "a second attempt goes elsewhere"
+            assert sum(wait > 1.0 for wait in waits) == 3
+            assert stage.breaker("p0") is not BreakerState.CLOSED
+
+    run(main())
+
+
 def test_what_clients_do_wrong_opens_no_breaker() -> None:
     async def main() -> None:
         async with playing() as stage:

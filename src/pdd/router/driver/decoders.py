@@ -18,6 +18,11 @@ from pdd.router.driver.settings import DriverSettings
 
 _logger = logging.getLogger(__name__)
 
+LATE_PREFILL_FACTOR = 5
+"""A prefill that takes so many times as long as was measured, and ``decode_patience`` more, has hung: long prompts cost more
+for each block, and engines compute several at once.
+"""
+
 Hear = Callable[[Generation, TokenSpan], Awaitable[None]]
 """What is done with a span."""
 
@@ -104,7 +109,7 @@ class Decoders:
         """
         settings, course = self._settings, _Course(generation)
         # An engine that hangs may well keep its connection alive, so silence counts as a loss.
-        first = settings.decode_patience if has_prompt else settings.prefill_patience
+        first = settings.decode_patience if has_prompt else self._prefill_patience(seat)
         spans = seat.worker.engine.generate(generation)
         vigil = Vigil(spans, seat.lifetime, first=first, later=settings.decode_patience)
         try:
@@ -117,6 +122,14 @@ class Decoders:
             self._report(seat, generation, error)
         finally:
             self._note_end(seat, course, vigil.waited)
+
+    def _prefill_patience(self, seat: Seat) -> Seconds:
+        """Of what a decoder computes in need nothing was measured, nor before the first prefill."""
+        settings = self._settings
+        expected = self._pool.prefill_time(seat) if seat.worker.role is Role.PREFILL else None
+        if expected is None:
+            return settings.prefill_patience
+        return Seconds(min(settings.decode_patience + LATE_PREFILL_FACTOR * expected, settings.prefill_patience))
 
     async def _hear_all_but_last(
         self, vigil: Vigil, course: _Course, seat: Seat, generation: Generation, hear: Hear

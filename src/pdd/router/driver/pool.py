@@ -188,6 +188,16 @@ class Pool:
         pace = self._paces[Role.PREFILL]
         pace.record(seat.worker.name, work=seat.num_missing + 1, seconds=Seconds(now - begun), now=now)
 
+    def prefill_time(self, seat: Seat) -> Seconds | None:
+        """How long prefill will take to its first token if nothing of the prompt is cached, after all that others lack
+        there. None before any prefill was measured.
+        """
+        pace, state = self._paces[Role.PREFILL], self._states[seat.worker.name]
+        if pace.unit_s is None:
+            return None
+        num_blocks = seat.num_blocks + state.num_missing + len(state.seats)
+        return Seconds(num_blocks * pace.unit_s * pace.slowness(seat.worker.name, self.clock.now()))
+
     def begin_decoding(self, seat: Seat) -> int:
         """A decoder's first span has come, so it has a place in the batch; ``end_decoding`` must follow. Returns how many
         decode beside it.

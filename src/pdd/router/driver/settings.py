@@ -43,7 +43,7 @@ class DriverSettings:
     decode_patience: Seconds = Seconds(30.0)
     """How long an engine that has the prompt's KV may send no token before it counts as lost."""
     prefill_patience: Seconds = Seconds(300.0)
-    """The same for the first token of an engine that has to compute the prompt."""
+    """The same for the first token of an engine that has to compute the prompt, if it can't be told how long that takes."""
     node_retry: Seconds = Seconds(0.25)
     route_patience: Seconds = Seconds(0.25)
     """How long the choice of a route waits for main decode's node to say what it lacks."""
