@@ -96,8 +96,8 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "an engine that has the prompt gets less time",
-            "settings.decode_patience if has_prompt else settings.prefill_patience",
-            "settings.prefill_patience",
+            "settings.decode_patience if has_prompt else self._prefill_patience(seat)",
+            "self._prefill_patience(seat)",
             "test_decoders:test_an_engine_may_be_silent_for_so_long_and_longer_only_before_the_first_token_of_a_prompt_it_computes",
         ),
         (
@@ -624,6 +624,84 @@ MUTANTS: tuple[UnitMutant, ...] = (
             " and steering.handoff is not HandoffMode.CATCH_UP\n    return RelayPlan",
             "\n    return RelayPlan",
             "test_driver_choices:test_a_catch_up_after_so_many_tokens_is_only_a_floor",
+        ),
+    ),
+    *_of(
+        "service",
+        (
+            "what can't be served is refused at once",
+            "            self._require_workers()\n            place",
+            "            place",
+            "test_driver:test_without_prefill_a_request_is_refused_at_once_and_served_when_it_is_back",
+        ),
+        (
+            "a request that is over gives its place back",
+            "        finally:\n            self.room.leave(place)\n",
+            "        finally:\n            pass\n",
+            "test_waiting_room:test_requests_beyond_the_limit_wait_and_are_answered_in_order",
+        ),
+        (
+            "who leaves the line makes room",
+            "        if not self.room.has_place(place):\n            self.room.leave(place)\n",
+            "",
+            "test_waiting_room:test_a_client_that_leaves_the_line_makes_room_at_once_and_takes_no_ones_turn",
+        ),
+        (
+            "those in line outlast a restart",
+            "            await self._wait_for_workers(answer, place)\n",
+            "",
+            "test_waiting_room:test_a_client_that_waits_for_engines_to_come_back_may_leave_at_any_time",
+        ),
+        (
+            "those in line are told when nobody came back",
+            "            if self._shared.clock.now() >= until:\n                self._require_workers()\n",
+            "",
+            "test_waiting_room:test_those_in_line_are_told_when_nobody_came_back_in_time",
+        ),
+        (
+            "cluster A serves alone only while it has room",
+            "self.pool.load(Role.RELAY_DECODE) >= ALONE_LOAD",
+            "not self.pool.has(Role.RELAY_DECODE)",
+            "test_driver:test_cluster_a_alone_takes_no_more_than_relay_decode_has_room_for",
+        ),
+        (
+            "a router that stops ends what is open",
+            "        for answer, place in self._open.items():\n            self._abandon(answer, place)\n",
+            "",
+            "test_driver:test_stopping_the_driver_ends_what_is_open",
+        ),
+        (
+            "cancelled twice, it waits all the same",
+            "        except asyncio.CancelledError as error:\n            cancellation = error\n",
+            "        except asyncio.CancelledError:\n            raise\n",
+            "test_driver:test_a_handler_cancelled_twice_still_leaves_nothing_behind",
+        ),
+    ),
+    *_of(
+        "directory",
+        (
+            "a restarted node has nothing",
+            "        if blocks is None or blocks.instance != stats.instance:\n",
+            "        if blocks is None:\n",
+            "test_directory:test_a_restarted_node_has_nothing",
+        ),
+        (
+            "a node that does not answer is not counted on",
+            "        if stats is None:\n            return None\n",
+            "        if stats is None:\n            return self._nodes.get(node)\n",
+            "test_directory:test_it_knows_nothing_of_a_node_that_does_not_answer_and_remembers_when_it_does_again",
+        ),
+        (
+            "a node holds no more than it can",
+            "        while len(self._used) > self._capacity:\n            self._drop_oldest()\n",
+            "",
+            "test_directory:test_the_least_recently_used_goes_first_and_an_end_before_its_beginning",
+        ),
+        (
+            "its memory is bounded",
+            "            self._tidy()\n",
+            "            pass\n",
+            "test_directory:test_its_memory_is_bounded_by_the_node_not_by_how_often_something_lands",
         ),
     ),
 )

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = "pdd"
-LONGEST = 10_000.0
+LONGEST = 3_000.0
 """Virtual seconds that a test may take. Without the mutant each ends long before; with it some would go on for ever."""
 
 _FAILURES = (Exception, BaseExceptionGroup, pytest.fail.Exception)

@@ -426,6 +426,22 @@ def test_without_main_decode_cluster_a_serves_alone_and_hands_over_when_it_is_ba
     run(main())
 
 
+def test_cluster_a_alone_takes_no_more_than_relay_decode_has_room_for() -> None:
+    async def main() -> None:
+        async with running_world(replace(FAST_LINE, relay_batch=1)) as world:
+            world.engines[MD][0].die()
+            await asyncio.sleep(2.0)
+            async with world.driver.open(make_request(0, max_tokens=200)) as first:
+                while (await anext(first)).role is not RLD:
+                    pass
+                with pytest.raises(Unavailable, match="no room for whole answers"):
+                    _ = await ask(world, make_request(1))
+            assert (await ask(world, make_request(2))).roles == [P, RLD]
+            await finish(world)
+
+    run(main())
+
+
 def test_without_main_decode_and_relay_decode_a_request_is_refused() -> None:
     async def main() -> None:
         async with running_world(FAST_LINE) as world:
