@@ -653,6 +653,18 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "test_failed_trials_double_the_time_up_to_a_bound_and_success_resets_it",
         ),
         (
+            "failures in a row count, however far apart",
+            "self._num_in_a_row == self._rule.breaker_failures or self._is_too_much(now)",
+            "self._is_too_much(now)",
+            "test_failures_in_a_row_open_it_however_long_each_takes",
+        ),
+        (
+            "a good end ends the row",
+            "        self._num_in_a_row = 0\n        if self.state",
+            "        if self.state",
+            "test_failures_in_a_row_open_it_however_long_each_takes",
+        ),
+        (
             "failures count within the window",
             "return full and now - self._failures[0] <= self._rule.breaker_window_s",
             "return full",
@@ -741,6 +753,69 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "self.unit_s - (self.crowd_s or 0.0) * self._mean_crowd",
             "self.unit_s",
             "test_what_a_crowd_costs_is_fitted_to_what_was_measured",
+        ),
+    ),
+    *_of(
+        "batching",
+        (
+            "decodes come before prefills",
+            "ready = sequence in self._running and not sequence.paused and _is_decode(sequence)",
+            "ready = False",
+            "test_decodes_go_first_and_a_prefill_gets_its_whole_chunk_beside_them",
+        ),
+        (
+            "who is paused decodes nothing",
+            "sequence in self._running and not sequence.paused and",
+            "sequence in self._running and",
+            "test_a_paused_sequence_is_skipped_and_gives_way_before_others",
+        ),
+        (
+            "the paused give way before others",
+            "victim = self._youngest_paused() or self._running[-1]",
+            "victim = self._running[-1]",
+            "test_a_paused_sequence_is_skipped_and_gives_way_before_others",
+        ),
+        (
+            "the youngest gives way",
+            "or self._running[-1]",
+            "or self._running[0]",
+            "test_the_youngest_gives_way_when_the_cache_is_full_and_comes_back_first",
+        ),
+        (
+            "who gave way comes back first",
+            "        self._waiting.appendleft(victim)\n",
+            "        self._waiting.append(victim)\n",
+            "test_the_youngest_gives_way_when_the_cache_is_full_and_comes_back_first",
+        ),
+        (
+            "the large are not overtaken",
+            "            if budget < 1 or not self._admit(sequence, preempted):\n                break\n",
+            "            if budget < 1 or not self._admit(sequence, preempted):\n                continue\n",
+            "test_a_large_request_without_room_is_not_overtaken_by_a_small_one",
+        ),
+        (
+            "a full batch lets nobody in",
+            "len(self._running) >= self._limits.max_batch or not",
+            "not",
+            "test_a_full_batch_lets_nobody_in_until_one_leaves",
+        ),
+        (
+            "the paused give their places to those that wait",
+            "            victim = self._youngest_paused()\n            if victim is None:\n",
+            "            victim = None\n            if victim is None:\n",
+            "test_paused_sequences_give_their_places_to_waiting_ones",
+        ),
+        (
+            "who is removed gives its room back",
+            "            self._running.remove(sequence)\n            self._space.release(sequence)\n",
+            "            self._running.remove(sequence)\n",
+            "test_removing_gives_back_the_room_and_removing_twice_is_harmless",
+        ),
+        (
+            "no tiny tails",
+            "    if remaining < budget + budget // 4:\n",
+            "    if False:\n",
+            "test_a_tiny_tail_is_avoided_by_halving_the_last_two_chunks",
         ),
     ),
 )
