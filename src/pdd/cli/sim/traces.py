@@ -27,7 +27,7 @@ _TOPOLOGY = "crossing"
 _LOADS = (0.3, 0.6, 0.9, 1.2)
 _MAX_LOAD = 10.0
 _HEADINGS = (
-    "  load",
+    "  load (played)",
     "req/s",
     "system",
     "P50",
@@ -156,7 +156,7 @@ def _table(standings: Sequence[TraceStanding]) -> Table:
     for each in standings:
         measures = each.measures
         table.add_row(
-            f"  {each.load:g}",
+            f"  {each.load:g} ({each.offered:.2f})",
             number(each.requests_per_s),
             each.system.value,
             *(number(value) for value in (measures.ttst.p50, measures.ttst.p90, measures.ttst.p99)),
