@@ -351,8 +351,9 @@ def test_parsing_alone_checks_keys_and_types_only():
 
 MODELLED = (
     GOOD.replace('role = "', 'kind = "modelled"\nhardware = "H200-SXM"\nrole = "')
-    .replace('"tiny-random"', '"some-flagship"')
+    .replace('"tiny-random"', '"Qwen3-32B"')
     .replace('arena = "8 MiB"', 'arena = "4 TiB"')
+    .replace("arena_bytes = 8388608", "arena_bytes = 4398046511104")
 )
 
 
@@ -362,9 +363,9 @@ def load_simulated(tmp_path, text):
     return load_simulated_topology(str(file))
 
 
-def test_a_simulation_may_have_modelled_engines_huge_arenas_and_any_model(tmp_path):
+def test_a_simulation_may_have_modelled_engines_huge_arenas_and_any_model_of_which_there_is_a_profile(tmp_path):
     topology = load_simulated(tmp_path, MODELLED)
-    assert (topology.model, topology.nodes[0].arena_bytes) == ("some-flagship", 4 * 2**40)
+    assert (topology.model, topology.nodes[0].arena_bytes) == ("Qwen3-32B", 4 * 2**40)
     assert topology.engines[0].hardware == "H200-SXM"
 
 
@@ -395,12 +396,20 @@ REFUSED_SIMULATIONS = {
     ),
     "no main decode": (MODELLED.replace("main_decode", "prefill"), ["engines", "main_decode"]),
     "blocks of two lengths": (
-        MODELLED.replace("arena_bytes = 8388608", "arena_bytes = 8388608\nblock_tokens = 32"),
+        MODELLED.replace("arena_bytes = 4398046511104", "arena_bytes = 4398046511104\nblock_tokens = 32"),
         ["nodes[1].block_tokens = 32", "must agree"],
     ),
     "a cache smaller than one request": (
         MODELLED.replace('role = "prefill"', 'role = "prefill"\ncache_tokens = 512'),
         ["engines[0].cache_tokens = 512"],
+    ),
+    "an arena smaller than one request": (
+        MODELLED.replace('arena = "4 TiB"', 'arena = "1 MiB"', 1),
+        ["nodes[0].arena = '1 MiB'", "one request of max_model_tokens = 1024 needs", "this model's KV"],
+    ),
+    "a model of which there is no profile": (
+        MODELLED.replace('"Qwen3-32B"', '"some-flagship"'),
+        ["model = 'some-flagship'", "packaged models:"],
     ),
     "a range that is wrong anywhere": (MODELLED + "[router.health]\nchecks_to_up = 0\n", ["checks_to_up = 0"]),
 }

@@ -12,8 +12,9 @@ from pdd.cli.quantities import format_memory
 from pdd.cli.topology.ranges import Refuse, check_ranges
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role
-from pdd.core.topology import EngineKind, EngineTable, NodeTable, Topology, is_loopback
+from pdd.core.topology import EngineKind, NodeTable, Topology, is_loopback
 from pdd.engine.catalog import ModelEntry, NoWeights, find_model
+from pdd.sim.profile import ModelProfile, load_model
 
 ROUTER_NAME = "router"
 _MAX_PORT = 65535
@@ -35,14 +36,15 @@ def check_topology(topology: Topology, refuse: Refuse, exposure: Exposure) -> No
     model = _check_model(topology, refuse)
     _check_kinds(topology, model, refuse)
     _check_formats(topology, model, refuse)
-    _check_memory(topology, model, refuse)
+    _check_arenas(topology, model, refuse)
+    _check_caches(topology, refuse)
 
 
 def check_simulated_topology(topology: Topology, refuse: Refuse) -> None:
-    """Raises ConfigError at the first thing that can't be simulated. Its model and hardware are whoever reads them to check.
+    """Raises ConfigError at the first thing that can't be simulated. Its hardware is whoever reads it to check.
 
-    Nothing listens and nothing is allocated, so ports, hosts and memory don't matter; and since same-datacenter
-    deployments are simulated for comparison, relay decode may be missing.
+    Nothing listens and nothing is allocated, so ports and hosts don't matter, and arenas only have to be large enough; and
+    since same-datacenter deployments are simulated for comparison, relay decode may be missing.
     """
     _check_shape(topology, refuse)
     _check_roles(topology, refuse, (Role.PREFILL, Role.MAIN_DECODE))
@@ -50,8 +52,8 @@ def check_simulated_topology(topology: Topology, refuse: Refuse) -> None:
     for index, node in enumerate(topology.nodes):
         if block_tokens_of(topology, node) != block_tokens_of(topology, topology.nodes[0]):
             raise refuse(f"nodes[{index}].block_tokens", "nodes of one deployment must agree", value=node.block_tokens)
-    for index, engine in enumerate(topology.engines):
-        _check_cache(topology, index, engine, refuse)
+    _check_arenas(topology, _check_profile(topology, refuse), refuse)
+    _check_caches(topology, refuse)
 
 
 def _check_shape(topology: Topology, refuse: Refuse) -> None:
@@ -187,6 +189,13 @@ def _check_model(topology: Topology, refuse: Refuse) -> ModelEntry:
     return model
 
 
+def _check_profile(topology: Topology, refuse: Refuse) -> ModelProfile:
+    try:
+        return load_model(topology.model)
+    except ConfigError as error:
+        raise refuse("model", str(error), value=topology.model) from error
+
+
 def _check_kinds(topology: Topology, model: ModelEntry, refuse: Refuse) -> None:
     first = topology.engines[0]
     for index, engine in enumerate(topology.engines):
@@ -234,7 +243,7 @@ def _check_formats(topology: Topology, model: ModelEntry, refuse: Refuse) -> Non
             )
 
 
-def _check_memory(topology: Topology, model: ModelEntry, refuse: Refuse) -> None:
+def _check_arenas(topology: Topology, model: ModelEntry | ModelProfile, refuse: Refuse) -> None:
     for index, node in enumerate(topology.nodes):
         kv_format = model.kv_format(block_tokens_of(topology, node))
         num_blocks = -(-topology.max_model_tokens // kv_format.block_tokens)
@@ -246,14 +255,13 @@ def _check_memory(topology: Topology, model: ModelEntry, refuse: Refuse) -> None
                 f"({format_memory(needed)}) of this model's KV",
                 value=node.arena_bytes,
             )
+
+
+def _check_caches(topology: Topology, refuse: Refuse) -> None:
     for index, engine in enumerate(topology.engines):
-        _check_cache(topology, index, engine, refuse)
-
-
-def _check_cache(topology: Topology, index: int, engine: EngineTable, refuse: Refuse) -> None:
-    if engine.cache_tokens < topology.max_model_tokens:
-        raise refuse(
-            f"engines[{index}].cache_tokens",
-            f"one request may have max_model_tokens = {topology.max_model_tokens} tokens; the cache must hold them",
-            value=engine.cache_tokens,
-        )
+        if engine.cache_tokens < topology.max_model_tokens:
+            raise refuse(
+                f"engines[{index}].cache_tokens",
+                f"one request may have max_model_tokens = {topology.max_model_tokens} tokens; the cache must hold them",
+                value=engine.cache_tokens,
+            )

@@ -67,7 +67,7 @@ def load_topology(name_or_path: str, *, exposure: Exposure = Exposure.LOOPBACK) 
 
 
 def load_simulated_topology(name_or_path: str) -> Topology:
-    """The same for a simulation: engines are modelled, arenas of any size, the model any name (not checked here).
+    """The same for a simulation: engines are modelled, arenas may be huge, and the model is a profile.
 
     Raises:
         ConfigError: there is no such file, or something in it is wrong.
