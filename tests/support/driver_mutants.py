@@ -101,6 +101,18 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "test_decoders:test_an_engine_may_be_silent_for_so_long_and_longer_only_before_the_first_token_of_a_prompt_it_computes",
         ),
         (
+            "patience with a prefill is bounded",
+            "min(settings.decode_patience + LATE_PREFILL_FACTOR * expected, settings.prefill_patience)",
+            "settings.decode_patience + LATE_PREFILL_FACTOR * expected",
+            "test_decoders:test_patience_with_a_prefill_goes_by_what_was_measured_of_prefills_and_what_stands_before_it",
+        ),
+        (
+            "prefills say nothing about decoders that compute a prompt",
+            "self._pool.prefill_time(seat) if seat.worker.role is Role.PREFILL else None",
+            "self._pool.prefill_time(seat)",
+            "test_decoders:test_what_was_measured_of_prefills_says_nothing_about_a_decoder_that_computes_a_prompt",
+        ),
+        (
             "a good end vouches for the worker",
             "            self._pool.vouch(seat)\n",
             "            pass\n",
@@ -420,6 +432,12 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "        if state.lifetime is not seat.lifetime:\n            return",
             "        if False:\n            return",
             "test_pool:test_a_restarted_worker_is_another_one",
+        ),
+        (
+            "a prefill takes its time after those before it",
+            "num_blocks = seat.num_blocks + state.num_missing + len(state.seats)",
+            "num_blocks = seat.num_blocks",
+            "test_decoders:test_patience_with_a_prefill_goes_by_what_was_measured_of_prefills_and_what_stands_before_it",
         ),
         (
             "load is counted over those that are up",
