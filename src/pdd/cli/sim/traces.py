@@ -27,7 +27,7 @@ _TOPOLOGY = "crossing"
 _LOADS = (0.3, 0.6, 0.9, 1.2)
 _MAX_LOAD = 10.0
 _HEADINGS = (
-    "  load (played)",
+    "  load",
     "req/s",
     "system",
     "P50",
@@ -156,7 +156,7 @@ def _table(standings: Sequence[TraceStanding]) -> Table:
     for each in standings:
         measures = each.measures
         table.add_row(
-            f"  {each.load:g} ({each.offered:.2f})",
+            f"  {each.load:g}",
             number(each.requests_per_s),
             each.system.value,
             *(number(value) for value in (measures.ttst.p50, measures.ttst.p90, measures.ttst.p99)),
@@ -174,7 +174,7 @@ def _table(standings: Sequence[TraceStanding]) -> Table:
 
 def _worth(verdict: Verdict) -> Text:
     line = (
-        f"load {verdict.load:g}: P90 {number(verdict.ttst_gain)} times as soon as without hiding, goodput "
+        f"load {verdict.load:g} ({verdict.offered:.2f} as played): P90 {number(verdict.ttst_gain)} times as soon as without hiding, goodput "
         f"{number(verdict.goodput_gain)} times as high; {number(verdict.ttst_of_same_dc)} times as late as in one datacenter"
     )
     if not verdict.relay_is_swamped:

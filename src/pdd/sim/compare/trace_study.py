@@ -82,6 +82,7 @@ class Verdict:
 
     trace: str
     load: float
+    offered: float
     ttst_gain: float | None
     goodput_gain: float | None
     ttst_of_same_dc: float | None
@@ -167,6 +168,7 @@ def verdicts(topology: Topology, standings: Sequence[TraceStanding]) -> Iterator
         yield Verdict(
             trace=trace,
             load=load,
+            offered=pdd.offered,
             ttst_gain=_ratio(cross.measures.ttst.p90, pdd.measures.ttst.p90),
             goodput_gain=_ratio(pdd.measures.goodput_per_s, cross.measures.goodput_per_s),
             ttst_of_same_dc=_ratio(pdd.measures.ttst.p90, same.measures.ttst.p90),
