@@ -139,7 +139,7 @@ def _of_runs(topology: Topology) -> Sequence[Assumption]:
             kind=Kind.ASSUMED,
             value=f"{topology.router.policy.relay_threshold_s:g} s",
             bounds="0.1 to 2 s",
-            why="Published are its fruits: 20 to 30 % of the requests relay.",
+            why="With it a third or more of the requests relay; published are 20 to 30 %.",
         ),
         Assumption(
             name="load of the runs",
@@ -148,7 +148,7 @@ def _of_runs(topology: Topology) -> Sequence[Assumption]:
             f"{EVALUATION_ARRIVALS.swing:.0%} above and below",
             bounds="70 to 92 requests/s (0.98 of the line at 90), waves of 5 to 60 s, swings of up to 80 %",
             why="The nearest to transfers of 0.248 s at the median that the line can bear for long; these waves also bring "
-            "their P99 and the share of relays near what is published. They are regular, so that runs of one "
+            "their P99 and the share of relays to the size of what is published. They are regular, so that runs of one "
             "high and one low wave are alike. All times grow with the length of the waves.",
         ),
         Assumption(
