@@ -612,8 +612,8 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "who hits at main decode takes no room at relay decode",
-            "else should_prepare_relay(view)",
-            "else view.relay_available",
+            "prepare_relay=should_prepare(self._request.steering, view)",
+            "prepare_relay=view.relay_available",
             "test_driver_policies:test_who_hits_at_main_decode_takes_no_room_at_relay_decode",
         ),
     ),
@@ -624,6 +624,18 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "(steering.route is Route.RELAY and view.relay_available)",
             "steering.route is Route.RELAY",
             "test_driver_choices:test_a_pinned_relay_without_relay_decode_goes_direct",
+        ),
+        (
+            "a pinned relay gives way to those that are there",
+            "view.main_available and view.relay_load >= 1.0",
+            "False",
+            "test_driver_choices:test_a_pinned_relay_gives_way_where_relay_decode_is_full_unless_nobody_else_decodes",
+        ),
+        (
+            "a pinned relay goes on alone without main decode",
+            "view.main_available and view.relay_load >= 1.0",
+            "view.relay_load >= 1.0",
+            "test_driver_choices:test_a_pinned_relay_gives_way_where_relay_decode_is_full_unless_nobody_else_decodes",
         ),
         (
             "a pinned one-shot is one",

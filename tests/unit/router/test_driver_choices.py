@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pdd.core.request import HandoffMode, Route
@@ -8,7 +10,7 @@ from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.policy.route import RouteView
 from pdd.protocol.relay import AskHandoff, RelayPlan
 from pdd.router.base import Steering
-from pdd.router.driver.choices import decide_handoff, decide_route, plan_relay
+from pdd.router.driver.choices import decide_handoff, decide_route, plan_relay, should_prepare
 from tests.support.worlds import SETTINGS, make_request
 
 POLICY = PolicyTable()
@@ -68,6 +70,29 @@ def test_a_pinned_route_goes_before_the_policys() -> None:
 
 def test_a_pinned_relay_without_relay_decode_goes_direct() -> None:
     assert decide_route(Steering(route=Route.RELAY), view(seconds=60, relay_available=False)).route is Route.DIRECT
+
+
+@pytest.mark.parametrize(
+    ("load", "main_available", "route"),
+    [(0.99, True, Route.RELAY), (1.0, True, Route.DIRECT), (1.0, False, Route.RELAY)],
+)
+def test_a_pinned_relay_gives_way_where_relay_decode_is_full_unless_nobody_else_decodes(
+    load: float, main_available: bool, route: Route
+) -> None:
+    full = replace(view(seconds=0), relay_load=load, main_available=main_available)
+    pinned = Steering(route=Route.RELAY)
+    choice = decide_route(pinned, full)
+    assert choice.route is route
+    assert ("full" in choice.reason) is (route is Route.DIRECT)
+    assert should_prepare(pinned, full) is (route is Route.RELAY)
+    assert decide_route(Steering(route=Route.DIRECT), full).route is Route.DIRECT
+
+
+def test_a_pinned_relay_is_prepared_however_short_the_wait_as_long_as_there_is_relay_decode() -> None:
+    assert should_prepare(Steering(route=Route.RELAY), view(seconds=0))
+    assert not should_prepare(Steering(route=Route.RELAY), view(seconds=60, relay_available=False))
+    assert not should_prepare(Steering(), view(seconds=0))
+    assert should_prepare(Steering(), view(seconds=60))
 
 
 def test_without_a_pin_the_predicted_wait_decides() -> None:

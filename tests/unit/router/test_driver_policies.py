@@ -364,6 +364,29 @@ def test_a_full_relay_decode_takes_nobody_else() -> None:
     run(main())
 
 
+def test_a_full_relay_decode_takes_not_even_those_that_pin_it() -> None:
+    async def main() -> None:
+        spec = replace(SLOW_LINE, blocks_per_s=2.0, relay_batch=2)
+        async with running_world(spec) as world, asyncio.TaskGroup() as clients:
+            pinned = Steering(route=Route.RELAY, handoff_after_tokens=150)
+            requests = [make_request(number, max_tokens=200, steering=pinned) for number in range(6)]
+            asked = [clients.create_task(ask(world, request)) for request in requests]
+            await asyncio.sleep(1.0)
+            assert world.driver.pool.load(RLD) == 1.0
+            assert [targets(world, f"r{number}") for number in range(6)] == [[MD, RLD]] * 2 + [[MD]] * 4
+            while not all(task.done() for task in asked):
+                assert world.driver.pool.load(RLD) <= 1.0
+                await asyncio.sleep(0.1)
+            firsts = [next(e for e in task.result().report.events if e.name == "route_chosen") for task in asked]
+            assert [e.fields["route"] for e in firsts] == [Route.RELAY] * 2 + [Route.DIRECT] * 4
+            assert {e.fields["reason"] for e in firsts[2:]} == {
+                "the request asked for a relay, but relay decode is full"
+            }
+            await finish(world)
+
+    run(main())
+
+
 def test_a_half_full_relay_decode_is_dearer() -> None:
     async def main() -> None:
         spec = replace(SLOW_LINE, blocks_per_s=3.0, relay_batch=2)

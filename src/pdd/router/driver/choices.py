@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdd.core.request import HandoffMode, Route
 from pdd.core.topology import HandoffRule, PolicyTable
 from pdd.policy.handoff import HandoffView, choose_handoff
-from pdd.policy.route import RouteChoice, RouteView, choose_route
+from pdd.policy.route import RouteChoice, RouteView, choose_route, should_prepare_relay
 from pdd.protocol.relay import AskHandoff, RelayPlan
 from pdd.router.base import Steering, TokenRequest
 from pdd.router.driver.settings import DriverSettings
@@ -43,10 +43,25 @@ def _relay_floor(steering: Steering) -> int:
 
 
 def decide_route(steering: Steering, view: RouteView) -> RouteChoice:
-    """A pinned route goes before the policy's, as long as it exists."""
+    """A pinned route goes before the policy's, as long as it exists: no wish has a right to room that others have."""
+    if steering.route is Route.RELAY and view.relay_available and _is_full(view):
+        reason = "the request asked for a relay, but relay decode is full"
+        return RouteChoice(route=Route.DIRECT, predicted_wait=None, reason=reason)
     if steering.route is Route.DIRECT or (steering.route is Route.RELAY and view.relay_available):
         return RouteChoice(route=steering.route, predicted_wait=None, reason="the request asked for it")
     return choose_route(view)
+
+
+def should_prepare(steering: Steering, view: RouteView) -> bool:
+    """Whether relay decode gets the prompt ahead: also for a pinned relay only while it has a place."""
+    if steering.route is Route.RELAY:
+        return view.relay_available and not _is_full(view)
+    return should_prepare_relay(view)
+
+
+def _is_full(view: RouteView) -> bool:
+    """While no main decode is up, cluster A goes on alone, full or not."""
+    return view.main_available and view.relay_load >= 1.0
 
 
 def decide_handoff(

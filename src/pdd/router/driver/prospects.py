@@ -10,10 +10,10 @@ from pdd.core.topology import FilterRule, RouteRule
 from pdd.core.units import Bytes, BytesPerSecond
 from pdd.policy.filter import FilterView, should_filter
 from pdd.policy.handoff import choose_relay_cap
-from pdd.policy.route import RouteChoice, RouteView, should_prepare_relay
+from pdd.policy.route import RouteChoice, RouteView
 from pdd.protocol.relay import AskHandoff, RelayPlan, RouteChosen
 from pdd.router.base import TokenRequest
-from pdd.router.driver.choices import decide_handoff, decide_route, plan_relay
+from pdd.router.driver.choices import decide_handoff, decide_route, plan_relay, should_prepare
 from pdd.router.driver.conversations import Conversation
 from pdd.router.driver.directory import BlockDirectory
 from pdd.router.driver.kv_paths import KvPaths
@@ -75,7 +75,7 @@ class Prospects:
         return plan_relay(
             self._request,
             prepare_main=not self._stays_with_relay,
-            prepare_relay=view.relay_available if pinned is Route.RELAY else should_prepare_relay(view),
+            prepare_relay=should_prepare(self._request.steering, view),
             settings=self._settings,
         )
 
