@@ -140,7 +140,7 @@ MUTANTS: tuple[ChaosMutant, ...] = (
     ChaosMutant(
         "an order ends with its transfer",
         "router.driver.transfers",
-        "                await self._cancel_order(order.order)\n",
+        "                await self._tell_source(self.spec.source.node.cancel(order.order), order.order)\n",
         "                pass\n",
         seed=4,
     ),

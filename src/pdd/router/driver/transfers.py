@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from pdd.core.clock import Clock
@@ -153,7 +153,8 @@ class Transfer:
         self._standstill.moved()
         self._tell_line()
         if self._tasks is not None and self._standing is not None:
-            self._tasks.create_task(self._reclassify(self._standing), name=f"demotion {self.spec.name}")
+            demotion = self.spec.source.node.reclassify(self._standing, self._send_class)
+            self._tasks.create_task(self._tell_source(demotion, self._standing), name=f"demotion {self.spec.name}")
 
     def detach(self) -> None:
         """The request is over, the transfer goes on; it releases itself when it is settled. Nobody is notified."""
@@ -304,7 +305,7 @@ class Transfer:
             self._standing = None
             self._lines.ended(self.spec.source, self.spec.target, order.order)
             if not done:
-                await self._cancel_order(order.order)
+                await self._tell_source(self.spec.source.node.cancel(order.order), order.order)
         return done
 
     def _take_progress(self, progress: ReplicationProgress, patience: Patience) -> None:
@@ -328,21 +329,13 @@ class Transfer:
                 self.spec.source, self.spec.target, self.progress, all_there=all_there, send_class=self._send_class
             )
 
-    async def _reclassify(self, order: OrderId) -> None:
+    async def _tell_source(self, saying: Coroutine[None, None, None], order: OrderId) -> None:
+        """What the source doesn't hear it need not know: orders end with the node, or with our connection to it."""
         try:
             async with asyncio.timeout(self._settings.release_patience):
-                await self.spec.source.node.reclassify(order, self._send_class)
+                await saying
         except (PddError, TimeoutError) as error:
-            # The order ends with the node, or with our connection to it; the next one is of the right class.
-            _logger.debug("order_not_reclassified order=%s reason=%s", order, error)
-
-    async def _cancel_order(self, order: OrderId) -> None:
-        try:
-            async with asyncio.timeout(self._settings.release_patience):
-                await self.spec.source.node.cancel(order)
-        except (PddError, TimeoutError) as error:
-            # Its orders end with the node, or with our connection to it.
-            _logger.debug("order_not_cancelled order=%s reason=%s", order, error)
+            _logger.debug("source_not_told order=%s reason=%s", order, error)
 
     async def _check_source(self, instance: NodeInstance | None) -> None:
         """Blocks are written once: what a restarted source forgot it will never send."""
