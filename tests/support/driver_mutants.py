@@ -36,9 +36,27 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "what prefill refuses the client is told",
-            "        if isinstance(error, InvalidRequest) and generation.first_position == 0:\n",
+            "        if isinstance(error, InvalidRequest) and self._is_final(generation, worker):\n",
             "        if False:\n",
             "test_decoders:test_a_request_that_prefill_refuses_is_refused",
+        ),
+        (
+            "what one decoder refuses another may take",
+            "generation.first_position == 0 or nobody_else or len(self._refused_by) >= ENOUGH_REFUSALS",
+            "True",
+            "test_decoders:test_what_is_refused_in_mid_answer_is_tried_elsewhere_unless_all_or_three_have_refused_it",
+        ),
+        (
+            "what all refuse is tried no more",
+            "generation.first_position == 0 or nobody_else or len",
+            "generation.first_position == 0 or len",
+            "test_decoders:test_what_is_refused_in_mid_answer_is_tried_elsewhere_unless_all_or_three_have_refused_it",
+        ),
+        (
+            "what three refuse is tried no more",
+            "nobody_else or len(self._refused_by) >= ENOUGH_REFUSALS",
+            "nobody_else",
+            "test_decoders:test_what_is_refused_in_mid_answer_is_tried_elsewhere_unless_all_or_three_have_refused_it",
         ),
         (
             "attempts end with their request",

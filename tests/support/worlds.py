@@ -66,6 +66,8 @@ class WorldSpec:
     relay_capacity: int | None = None
     relay_batch: int = 16
     """How many generations fill relay decode, as the router counts."""
+    decode_limits: tuple[int, int] = (131_072, 131_072)
+    """Tokens that the first and the second decode worker of either role take, prompt and output together."""
     settings: DriverSettings = SETTINGS
 
     @property
@@ -184,6 +186,7 @@ def _make_engines(role: Role, spec: WorldSpec, places: list[MemoryNode]) -> list
             WorkerId(f"{role.value}-{index}"),
             kv_format=KV_FORMAT,
             script=script,
+            max_model_tokens=131_072 if role is Role.PREFILL else spec.decode_limits[index],
             connect_store=partial(node.open_store, WorkerId(f"{role.value}-{index}")),
         )
         for index, node in enumerate(places)

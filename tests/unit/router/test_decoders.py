@@ -39,10 +39,7 @@ class ToldEngine:
     hangs: bool = False
     life: int = 1
     num_open: int = 0
-
-    @property
-    def worker(self) -> WorkerId:
-        return WorkerId("engine")
+    worker: WorkerId = field(default=WorkerId("engine"))
 
     async def info(self) -> EngineInfo:
         if self.hangs:
@@ -87,12 +84,14 @@ def generation(*, position: int = 1, max_tokens: int = 10) -> Generation:
 
 
 class Stage:
-    """One engine, one request's decoders."""
+    """One engine and perhaps others that do the same, one request's decoders."""
 
-    def __init__(self, *steps: Step, role: Role = Role.MAIN_DECODE, max_spans: int = 100) -> None:
+    def __init__(self, *steps: Step, role: Role = Role.MAIN_DECODE, max_spans: int = 100, num_others: int = 0) -> None:
         self.engine = ToldEngine(steps=list(steps))
+        others = [ToldEngine(steps=list(steps), worker=WorkerId(f"engine-{n}")) for n in range(1, num_others + 1)]
         node = MemoryNetwork(KV_FORMAT).add(NodeId("node"), capacity=4)
-        self.pool = Pool([Worker(engine=self.engine, node=node, role=role, cluster="A")], SETTINGS, LoopClock())
+        workers = [Worker(engine=engine, node=node, role=role, cluster="A") for engine in (self.engine, *others)]
+        self.pool = Pool(workers, SETTINGS, LoopClock())
         self.inbox = Inbox(max_spans=max_spans)
 
     def play(self, scene: Callable[[Decoders], Awaitable[None]]) -> None:
@@ -109,8 +108,8 @@ class Stage:
 
         run(main())
 
-    def sit(self) -> Seat:
-        return self.pool.take(WorkerId("engine"))
+    def sit(self, number: int = 0) -> Seat:
+        return self.pool.take(WorkerId(f"engine-{number}" if number else "engine"))
 
     @property
     def breaker(self) -> BreakerState:
@@ -343,9 +342,37 @@ def test_what_the_client_or_the_crowd_has_done_is_never_held_against_a_worker(re
     async def scene(decoders: Decoders) -> None:
         for _ in range(20):
             decoders.decode(stage.sit(), generation(), has_prompt=True)
-            await until_lost(stage)
+            _ = await stage.inbox.get()
         assert stage.breaker is BreakerState.CLOSED
         assert stage.pool.has(Role.MAIN_DECODE)
+
+    stage.play(scene)
+
+
+@pytest.mark.parametrize("refusal", [InvalidRequest("no such thing"), ContextTooLong("too long")])
+@pytest.mark.parametrize(("num_others", "num_losses"), [(0, 0), (1, 1), (2, 2), (9, 2)])
+def test_what_is_refused_in_mid_answer_is_tried_elsewhere_unless_all_or_three_have_refused_it(
+    refusal: InvalidRequest, num_others: int, num_losses: int
+) -> None:
+    stage = Stage(refusal, num_others=num_others)
+
+    async def scene(decoders: Decoders) -> None:
+        for number in range(num_losses):
+            decoders.decode(stage.sit(number), generation(), has_prompt=True)
+            assert await stage.inbox.get() == LOST
+        decoders.decode(stage.sit(num_losses), generation(), has_prompt=True)
+        assert await stage.inbox.get() == Refusal(error=refusal)
+
+    stage.play(scene)
+
+
+def test_who_has_no_room_in_mid_answer_is_asked_again_and_again() -> None:
+    stage = Stage(CapacityExhausted("full", retry_after_s=Seconds(1.0)))
+
+    async def scene(decoders: Decoders) -> None:
+        for _ in range(5):
+            decoders.decode(stage.sit(), generation(), has_prompt=True)
+            assert await stage.inbox.get() == LOST
 
     stage.play(scene)
 

@@ -640,6 +640,36 @@ def test_a_request_that_main_decodes_node_can_never_hold_is_refused_before_its_f
     run(main())
 
 
+@pytest.mark.parametrize("steering", [direct(), relayed(4)], ids=["direct", "relay"])
+def test_what_no_engine_takes_after_prefill_ends_with_their_reason_at_once_instead_of_forty_attempts(
+    steering: Steering,
+) -> None:
+    async def main() -> None:
+        async with running_world(replace(FAST_LINE, decode_limits=(120, 120))) as world:
+            async with world.driver.open(make_request(max_tokens=90, steering=steering)) as answer:
+                with pytest.raises(ContextTooLong, match="at most 120"):
+                    _ = [span async for span in answer]
+            assert P in answer.report.tokens_by_role
+            assert MD not in answer.report.tokens_by_role
+            events = [event.name for event in answer.report.events]
+            assert (events.count("worker_lost"), events[-1]) == (1, "failed"), "one of each role was asked"
+            assert answer.report.events[-1].at < 3.0
+            await finish(world)
+
+    run(main())
+
+
+def test_an_engine_that_refuses_what_another_takes_ends_no_answer() -> None:
+    async def main() -> None:
+        async with running_world(replace(FAST_LINE, workers_per_role=2, decode_limits=(120, 190))) as world:
+            outcome = await ask(world, make_request(max_tokens=90, steering=direct()))
+            assert outcome.event_names.count("worker_lost") == 2
+            assert outcome.roles == [P, MD]
+            await finish(world)
+
+    run(main())
+
+
 def test_more_open_requests_than_the_limit_are_refused() -> None:
     async def main() -> None:
         no_line = replace(SETTINGS, max_open_requests=2, admission=AdmissionTable(max_queued_requests=0))

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 from pdd.core.clock import Clock
 from pdd.core.errors import CapacityExhausted, InvalidRequest, PddError, WorkerFailed
+from pdd.core.ids import WorkerId
 from pdd.core.request import Generation, Role, TokenSpan
 from pdd.core.units import Seconds
 from pdd.protocol import relay
@@ -22,6 +23,10 @@ LATE_PREFILL_FACTOR = 5
 """A prefill that takes so many times as long as was measured, and ``decode_patience`` more, has hung: long prompts cost more
 for each block, and engines compute several at once.
 """
+
+ENOUGH_REFUSALS = 3
+"""Of so many engines not all are wrong about a request that they won't take, such as one too long for the model."""
+DECODERS = (Role.RELAY_DECODE, Role.MAIN_DECODE)
 
 Hear = Callable[[Generation, TokenSpan], Awaitable[None]]
 """What is done with a span."""
@@ -44,6 +49,7 @@ class Decoders:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._seats: dict[int, Seat] = {}
         self._timers: dict[str, asyncio.Task[None]] = {}
+        self._refused_by: set[WorkerId] = set()
         self._last_error: PddError | None = None
 
     @property
@@ -180,13 +186,20 @@ class Decoders:
             worker,
             error,
         )
-        if isinstance(error, InvalidRequest) and generation.first_position == 0:
+        if isinstance(error, InvalidRequest) and self._is_final(generation, worker):
             self._inbox.post(Refusal(error=error))
             return
         # Full is not broken, and what one engine refuses says nothing about its health.
         if not isinstance(error, InvalidRequest | CapacityExhausted):
             self._pool.suspect(seat)
         self._inbox.post(relay.WorkerLost(attempt=attempt))
+
+    def _is_final(self, generation: Generation, refused_by: WorkerId) -> bool:
+        """Nobody is likely to take it: prefill did not, or all that decode have refused it, or enough of them."""
+        self._refused_by.add(refused_by)
+        up = (state.worker.name for role in DECODERS for state in self._pool.candidates(role))
+        nobody_else = self._refused_by.issuperset(up)
+        return generation.first_position == 0 or nobody_else or len(self._refused_by) >= ENOUGH_REFUSALS
 
     async def _fire(self, event: InboxEvent, delay: Seconds) -> None:
         await self._clock.sleep(delay)

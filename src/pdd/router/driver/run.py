@@ -155,7 +155,7 @@ class RequestRun:
     def _receive(self, event: InboxEvent) -> None:
         match event:
             case Refusal():
-                self._end("refused", self._shared.room.advised(event.error))
+                self._end("failed" if self._relay.num_emitted else "refused", self._shared.room.advised(event.error))
                 self._carry_out(self._relay.receive(relay.ClientLeft()))
                 return
             case RouteDue():
