@@ -36,13 +36,15 @@ class Forecast:
     """A line's ``rate`` (None: nothing is known) and what everybody together still has to send over it.
 
     ``measured_rate`` leaves out that nothing has arrived for a while: patience that grew with the wait would never end.
-    ``backlog`` is the normal class's, owed by ``num_orders`` orders; what is sent in the background delays nobody.
+    ``backlog`` is the normal class's, owed by ``num_orders`` orders; what is sent in the background (``background_backlog``)
+    delays nobody.
     """
 
     rate: BytesPerSecond | None
     measured_rate: BytesPerSecond | None
     backlog: Bytes
     num_orders: int
+    background_backlog: Bytes = Bytes(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,7 @@ class LineBook:
             measured_rate=measured,
             backlog=Bytes(sum(sender.backlog for sender in line.senders.values())),
             num_orders=sum(sender.num_open for sender in line.senders.values()),
+            background_backlog=Bytes(sum(sender.background_backlog for sender in line.senders.values())),
         )
 
     def readings(self) -> tuple[LineFigures, ...]:

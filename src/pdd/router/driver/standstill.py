@@ -86,18 +86,19 @@ class Standstill:
         """Until nothing has arrived for too long, of nobody; or until others were served and this one passed over for too long."""
         settings, now = self._settings, self._clock.now()
         line_moved_at = max(self._moved_at, self._lines.moved_at(self._source, self._target))
+        forecast = self._lines.forecast(self._source, self._target)
         if transfer.demoted:
             # Others go first, also of its own class: that it gets nothing says nothing while the line delivers anything.
-            idle_until = self._moved_at + settings.spare_patience
-            return Seconds(min(line_moved_at + settings.line_patience, idle_until) - now)
+            has_work = forecast.backlog + forecast.background_backlog > 0
+            patience = settings.line_patience if has_work or not transfer.informed else settings.source_patience
+            return Seconds(min(line_moved_at + patience, self._moved_at + settings.spare_patience) - now)
         if self._source.node.node == self._target.node.node:
             # Nothing is under way: a block that is not there by now was lost, or never kept.
             return Seconds(self._moved_at + settings.room_patience - now)
         if self._pool.node_is_late(self._source.node.node):
             return Seconds(self._moved_at + settings.source_patience - now)
-        has_work = self._lines.forecast(self._source, self._target).backlog > 0
         node_patience = settings.source_patience if transfer.informed else settings.node_patience
-        line_patience = settings.line_patience if has_work else node_patience
+        line_patience = settings.line_patience if forecast.backlog > 0 else node_patience
         own_patience = max(node_patience, queue_patience, line_patience)
         return Seconds(min(line_moved_at + line_patience, self._moved_at + own_patience) - now)
 
