@@ -23,8 +23,10 @@ MEMORY = Seconds(20.0)
 """How long a worker that broke may be shunned after it is whole again, or is not known to be whole."""
 PROMPTNESS = Seconds(28.0)
 """Nobody waits longer for a token while each role has a worker that is whole."""
+SLOW_PATIENCE = Seconds(32.0)
+"""But an engine that is slow and full keeps newcomers in its own line until the router's patience with a decoder, 30 s, ends."""
 PREFILL_PATIENCE = Seconds(400.0)
-"""But an engine that says it is well, and is silent, may have a long prompt to compute: it is given 300 s."""
+"""And an engine that says it is well, and is silent, may have a long prompt to compute: it is given 300 s."""
 
 
 class Wrong(StrEnum):
@@ -165,15 +167,21 @@ def _judge_failure(attempt: Attempt, scene: Scene, history: History) -> list[Fin
 def _judge_promptness(attempt: Attempt, scene: Scene, history: History) -> list[Finding]:
     """Who pins a route waits for it, however slow the line is; who reads slowly waits for itself."""
     since, until = attempt.longest_wait
-    is_mute = any(fault.kind is FaultKind.ENGINE_HANGS_AT for fault in scene.faults)
     if scene.is_tight or attempt.request.steering != Steering():
         return []
-    if until - since <= (PREFILL_PATIENCE if is_mute else PROMPTNESS):
+    if until - since <= _longest_wait_allowed(scene):
         return []
     if not _whole_roles(scene, history, since, until).issuperset(Role):
         return []
     what = f"it waited for a token from {since:.1f} to {until:.1f} s although all could have been served"
     return [Finding(wrong=Wrong.HUNG, what=what)]
+
+
+def _longest_wait_allowed(scene: Scene) -> Seconds:
+    kinds = {fault.kind for fault in scene.faults}
+    if FaultKind.ENGINE_HANGS_AT in kinds:
+        return PREFILL_PATIENCE
+    return SLOW_PATIENCE if FaultKind.ENGINE_SLOW in kinds else PROMPTNESS
 
 
 def _could_go_on(attempt: Attempt, scene: Scene, history: History) -> WorkerId | None:
