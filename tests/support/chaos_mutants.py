@@ -38,7 +38,7 @@ MUTANTS: tuple[ChaosMutant, ...] = (
     # What engines send
     ChaosMutant(
         "an engine that fails is lost",
-        "router.driver.decoders",
+        "router.driver.request.decoders",
         "        self._inbox.post(relay.WorkerLost(attempt=attempt))\n",
         "",
     ),
@@ -51,48 +51,50 @@ MUTANTS: tuple[ChaosMutant, ...] = (
     # One request
     ChaosMutant(
         "a decoder goes on from what was emitted",
-        "router.driver.run",
+        "router.driver.request.run",
         "request.prompt + known if known else request.prompt",
         "request.prompt",
     ),
     ChaosMutant(
         "a route is chosen once a question",
-        "router.driver.run",
+        "router.driver.request.run",
         "                if self._route_asked:\n",
         "                if True:\n",
     ),
     ChaosMutant(
         "nobody being up is told",
-        "router.driver.run",
+        "router.driver.request.run",
         "        seat = self._seats.take(command.role)\n        if seat is None:\n            self.inbox.post(relay.WorkerUnavailable(attempt=command.attempt))\n",
         "        seat = self._seats.take(command.role)\n        if seat is None:\n            pass\n",
         seed=4,
     ),
-    ChaosMutant("seats are given up at the end", "router.driver.run", "            self._seats.give_up_all()\n", ""),
+    ChaosMutant(
+        "seats are given up at the end", "router.driver.request.run", "            self._seats.give_up_all()\n", ""
+    ),
     ChaosMutant(
         "transfers are let go of at the end",
-        "router.driver.run",
+        "router.driver.request.run",
         "            await self._paths.let_go(keep_main=self._complete, patience=patience)\n",
         "",
     ),
-    ChaosMutant("a seat given back is free", "router.driver.worker", "            del self.seats[seat]\n", ""),
+    ChaosMutant("a seat given back is free", "router.driver.workers.worker", "            del self.seats[seat]\n", ""),
     ChaosMutant(
         "a finished answer says why",
-        "router.driver.run",
+        "router.driver.request.run",
         "            self.outbox.send(replace(self._held, finish_reason=command.reason))\n",
         "            self.outbox.send(self._held)\n",
     ),
     # Queues
     ChaosMutant(
         "a span that was taken makes room",
-        "router.driver.mailbox",
+        "router.driver.request.mailbox",
         "            self._room.release()\n",
         "            pass\n",
         seed=5,
     ),
     ChaosMutant(
         "a reader that catches up is noticed",
-        "router.driver.mailbox",
+        "router.driver.request.mailbox",
         "        if self._spans:\n            self._drained.set()\n",
         "        if self._spans:\n",
         seed=5,
@@ -106,53 +108,53 @@ MUTANTS: tuple[ChaosMutant, ...] = (
     # Transfers
     ChaosMutant(
         "readiness is told",
-        "router.driver.kv_paths",
+        "router.driver.transfers.kv_paths",
         "                self._inbox.post(relay.TransferReady(attempt=spec.attempt))\n",
         "",
     ),
     ChaosMutant(
         "a failed transfer is told",
-        "router.driver.kv_paths",
+        "router.driver.transfers.kv_paths",
         "        self._inbox.post(relay.TransferFailed(attempt=transfer.spec.attempt, elsewhere=elsewhere))\n",
         "",
         seed=5,
     ),
     ChaosMutant(
         "a transfer that can't be placed has failed",
-        "router.driver.kv_paths",
+        "router.driver.transfers.kv_paths",
         "        if source is None or target is None:\n            self._inbox.post(relay.TransferFailed(attempt=command.attempt))\n",
         "        if source is None or target is None:\n",
         seed=4,
     ),
     ChaosMutant(
         "transfers are released at the end",
-        "router.driver.kv_paths",
+        "router.driver.transfers.kv_paths",
         "                transfer.release()\n                await self._wait_for_end(transfer, patience)\n",
         "                pass\n",
     ),
     ChaosMutant(
         "a standstill is noticed",
-        "router.driver.transfers",
+        "router.driver.transfers.transfer",
         '            parts.append(tasks.create_task(self._notice_standstill(), name=f"standstill {self.spec.name}"))\n',
         "",
         seed=5,
     ),
     ChaosMutant(
         "an order ends with its transfer",
-        "router.driver.transfers",
+        "router.driver.transfers.transfer",
         "                await self._tell_source(self.spec.source.node.cancel(order.order), order.order)\n",
         "                pass\n",
         seed=4,
     ),
     ChaosMutant(
         "a failed transfer holds nothing",
-        "router.driver.transfers",
+        "router.driver.transfers.transfer",
         "        if state is TransferState.FAILED or self._detached:\n            self.release()\n",
         "",
     ),
     ChaosMutant(
         "who leaves the line for room lets the next one ask",
-        "router.driver.transfers",
+        "router.driver.transfers.transfer",
         "        finally:\n            turn.over()\n",
         "        finally:\n            pass\n",
         seed=11,
@@ -160,7 +162,7 @@ MUTANTS: tuple[ChaosMutant, ...] = (
     # Conversations
     ChaosMutant(
         "pins end with their conversation",
-        "router.driver.conversations",
+        "router.driver.workers.conversations",
         "            self._unpin(self._by_tip.pop(oldest.tip))\n",
         "            self._by_tip.pop(oldest.tip)\n",
     ),

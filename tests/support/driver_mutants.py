@@ -15,7 +15,7 @@ def _of(module: str, *mutants: tuple[str, str, str, str]) -> list[UnitMutant]:
 
 MUTANTS: tuple[UnitMutant, ...] = (
     *_of(
-        "decoders",
+        "request.decoders",
         (
             "a stream that ends without a finish is a loss",
             '        raise WorkerFailed("the engine\'s stream ended without a finish reason")\n',
@@ -183,7 +183,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "run",
+        "request.run",
         (
             "the end of an answer ends all that it started",
             "                finally:\n                    self._decoders.stop_all()\n",
@@ -240,7 +240,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "mailbox",
+        "request.mailbox",
         (
             "a reader that is gone makes nobody wait",
             "        self._spans.clear()\n        self._drained.set()\n",
@@ -300,7 +300,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "pins",
+        "workers.pins",
         (
             "what was dropped while the node was away is told",
             "        if pin in self._told:\n            self._note(pin)\n",
@@ -333,7 +333,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "conversations",
+        "workers.conversations",
         (
             "a pin moves with its conversation",
             "        if turn.main_node != node:\n            self._unpin(turn)\n",
@@ -354,7 +354,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "seats",
+        "request.seats",
         (
             "a seat ends with its process",
             "        if seat is not None and self._pool.holds(seat):\n            return seat\n",
@@ -381,7 +381,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "worker",
+        "workers.worker",
         (
             "a process that ends is told to all who wait",
             "        for listener in listeners.values():\n            listener()\n",
@@ -408,7 +408,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "pool",
+        "workers.pool",
         (
             "the end of one process counts once",
             "        if not state.suspect:\n            state.breaker",
@@ -477,7 +477,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "room_line",
+        "transfers.room_line",
         (
             "newcomers stand behind",
             "        return len(self._line) > 0\n",
@@ -504,7 +504,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "placement",
+        "workers.placement",
         (
             "prefill's own node lacks nothing",
             "                missing[node.node] = 0\n",
@@ -591,7 +591,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "prospects",
+        "request.prospects",
         (
             "a conversation is not filtered twice in a row",
             "filtered_last_turn=self._conversation is not None and self._conversation.last_filtered",
@@ -636,7 +636,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "choices",
+        "request.choices",
         (
             "a pinned route needs its worker",
             "(steering.route is Route.RELAY and view.relay_available)",
@@ -726,7 +726,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "directory",
+        "workers.directory",
         (
             "a restarted node has nothing",
             "        if blocks is None or blocks.instance != stats.instance:\n",

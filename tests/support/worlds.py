@@ -21,9 +21,9 @@ from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.protocol.relay import Command
 from pdd.router.base import EmittedSpan, RequestReport, Steering, TokenRequest
 from pdd.router.clock import LoopClock
-from pdd.router.driver.pool import Worker
 from pdd.router.driver.service import Driver
 from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.workers.pool import Worker
 from pdd.telemetry.events import EventSink
 
 VOCAB_SIZE = 1000

@@ -122,7 +122,7 @@ def test_every_command_and_every_flag_that_matters_is_explained():
 
 
 def test_every_module_of_the_driver_has_its_place_in_the_map():
-    modules = (path.stem for path in sorted((ROOT / "src" / "pdd" / "router" / "driver").glob("[!_]*.py")))
+    modules = (path.stem for path in sorted((ROOT / "src" / "pdd" / "router" / "driver").rglob("[!_]*.py")))
     map_of_driver = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("The driver's modules")[2]
     assert missing(modules, map_of_driver) == []
 

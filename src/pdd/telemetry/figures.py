@@ -78,7 +78,7 @@ class NodeFigures(Protocol):
 
 
 class WorkerFigures(Protocol):
-    """What is shown of a worker; ``router.driver.worker.WorkerStatus`` has it."""
+    """What is shown of a worker; ``router.driver.workers.worker.WorkerStatus`` has it."""
 
     @property
     def worker(self) -> WorkerId: ...

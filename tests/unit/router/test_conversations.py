@@ -14,9 +14,9 @@ from pdd.core.topology import HealthTable
 from pdd.core.units import Seconds
 from pdd.kvnode.base import Pin
 from pdd.router.clock import LoopClock
-from pdd.router.driver.conversations import Conversation, Conversations
-from pdd.router.driver.pins import PinBoard
 from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.workers.conversations import Conversation, Conversations
+from pdd.router.driver.workers.pins import PinBoard
 from pdd.sim.loop import run
 
 TTL = 100.0

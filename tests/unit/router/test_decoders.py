@@ -17,10 +17,10 @@ from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.policy.health import BreakerState
 from pdd.protocol import relay
 from pdd.router.clock import LoopClock
-from pdd.router.driver.decoders import Decoders
-from pdd.router.driver.mailbox import Inbox, InboxEvent, Refusal
-from pdd.router.driver.pool import Pool, Seat, Worker
+from pdd.router.driver.request.decoders import Decoders
+from pdd.router.driver.request.mailbox import Inbox, InboxEvent, Refusal
 from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.workers.pool import Pool, Seat, Worker
 from pdd.sim.loop import VirtualTimeLoop, run
 from tests.support.worlds import KV_FORMAT
 

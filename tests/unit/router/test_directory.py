@@ -10,7 +10,7 @@ from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId, NodeInstance
 from pdd.core.units import Bytes
 from pdd.kvnode.base import NodeStats
-from pdd.router.driver.directory import BlockDirectory
+from pdd.router.driver.workers.directory import BlockDirectory
 
 NODE = NodeId("node")
 

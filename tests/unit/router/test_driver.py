@@ -17,9 +17,9 @@ from pdd.engine.scripted.engine import Faults, Script
 from pdd.protocol import relay
 from pdd.router.base import EmittedSpan, Steering
 from pdd.router.clock import LoopClock
-from pdd.router.driver.answer import RunningAnswer
-from pdd.router.driver.report import Reporter
-from pdd.router.driver.run import RequestRun
+from pdd.router.driver.request.answer import RunningAnswer
+from pdd.router.driver.request.report import Reporter
+from pdd.router.driver.request.run import RequestRun
 from pdd.sim.loop import run
 from tests.support.worlds import (
     BLOCK_BYTES,

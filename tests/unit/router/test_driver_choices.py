@@ -10,7 +10,7 @@ from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.policy.route import RouteView
 from pdd.protocol.relay import AskHandoff, RelayPlan
 from pdd.router.base import Steering
-from pdd.router.driver.choices import decide_handoff, decide_route, plan_relay, should_prepare
+from pdd.router.driver.request.choices import decide_handoff, decide_route, plan_relay, should_prepare
 from tests.support.worlds import SETTINGS, make_request
 
 POLICY = PolicyTable()

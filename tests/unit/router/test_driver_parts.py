@@ -13,10 +13,10 @@ from pdd.core.units import Seconds
 from pdd.protocol import relay
 from pdd.router.base import EmittedSpan
 from pdd.router.clock import LoopClock
-from pdd.router.driver.mailbox import Inbox, Outbox
-from pdd.router.driver.pool import Pool, Worker
-from pdd.router.driver.seats import RequestSeats
+from pdd.router.driver.request.mailbox import Inbox, Outbox
+from pdd.router.driver.request.seats import RequestSeats
 from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.workers.pool import Pool, Worker
 from pdd.sim.loop import run
 from tests.support.worlds import WorldSpec, build_world
 from tests.unit.router.test_pool import place_by_load

@@ -17,13 +17,13 @@ from pdd.kvnode.base import ReplicationProgress, Watch
 from pdd.kvnode.memory import MemoryNode
 from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.router.clock import LoopClock
-from pdd.router.driver.conversations import Conversation
-from pdd.router.driver.directory import BlockDirectory
-from pdd.router.driver.lines import LineBook
-from pdd.router.driver.placement import Placement
-from pdd.router.driver.pool import Pool, Seat, Worker
-from pdd.router.driver.seats import RequestSeats
+from pdd.router.driver.request.seats import RequestSeats
 from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.transfers.lines import LineBook
+from pdd.router.driver.workers.conversations import Conversation
+from pdd.router.driver.workers.directory import BlockDirectory
+from pdd.router.driver.workers.placement import Placement
+from pdd.router.driver.workers.pool import Pool, Seat, Worker
 from pdd.sim.loop import run
 from tests.support.worlds import KV_FORMAT
 from tests.unit.router.test_pool import SwitchedEngine

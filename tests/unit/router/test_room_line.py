@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from pdd.core.units import Seconds
-from pdd.router.driver.room_line import RoomLine
+from pdd.router.driver.transfers.room_line import RoomLine
 from pdd.sim.loop import run
 
 RETRY = Seconds(0.25)

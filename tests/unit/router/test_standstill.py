@@ -12,7 +12,7 @@ from pdd.core.request import SendClass
 from pdd.core.units import Bytes
 from pdd.kvnode.base import ReplicationProgress
 from pdd.router.clock import LoopClock
-from pdd.router.driver.standstill import Standstill
+from pdd.router.driver.transfers.standstill import Standstill
 from pdd.sim.loop import run
 from tests.support.worlds import SETTINGS, World, running_world
 

@@ -24,9 +24,9 @@ from pdd.router.api.app import Health, Limits, WorkerCount, WorkerHealth, create
 from pdd.router.api.tenants import Tenants
 from pdd.router.clock import LoopClock
 from pdd.router.driver.figures import read_router
-from pdd.router.driver.pool import Worker
 from pdd.router.driver.service import Driver
 from pdd.router.driver.settings import driver_settings, nominal_rates
+from pdd.router.driver.workers.pool import Worker
 from pdd.telemetry.events import EventSink
 from pdd.telemetry.figures import RouterReading, WorkerFigures
 from pdd.telemetry.metrics import RouterMetrics

@@ -12,7 +12,7 @@ from pdd.core.clock import Clock
 from pdd.core.errors import WorkerFailed
 from pdd.core.request import TokenSpan
 from pdd.core.units import Seconds
-from pdd.router.driver.worker import Lifetime
+from pdd.router.driver.workers.worker import Lifetime
 
 _logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")

@@ -16,19 +16,19 @@ from pdd.core.kv_format import KvFormat
 from pdd.core.request import Role
 from pdd.core.units import Bytes, Seconds
 from pdd.router.base import TokenRequest
-from pdd.router.driver.answer import RunningAnswer
-from pdd.router.driver.conversations import Conversations
-from pdd.router.driver.directory import BlockDirectory
-from pdd.router.driver.lines import LineBook
-from pdd.router.driver.pins import PinBoard
-from pdd.router.driver.placement import Placement
-from pdd.router.driver.pool import Pool, Worker
-from pdd.router.driver.report import Reporter
-from pdd.router.driver.run import CommandHook, RequestRun, Surroundings
+from pdd.router.driver.request.answer import RunningAnswer
+from pdd.router.driver.request.report import Reporter
+from pdd.router.driver.request.run import CommandHook, RequestRun, Surroundings
 from pdd.router.driver.settings import DriverSettings, NominalRates
 from pdd.router.driver.traffic import Traffic
-from pdd.router.driver.transfer_desk import TransferDesk
+from pdd.router.driver.transfers.desk import TransferDesk
+from pdd.router.driver.transfers.lines import LineBook
 from pdd.router.driver.waiting_room import Place, WaitingRoom
+from pdd.router.driver.workers.conversations import Conversations
+from pdd.router.driver.workers.directory import BlockDirectory
+from pdd.router.driver.workers.pins import PinBoard
+from pdd.router.driver.workers.placement import Placement
+from pdd.router.driver.workers.pool import Pool, Worker
 from pdd.telemetry.events import EventSink
 
 ALONE_LOAD = 0.9

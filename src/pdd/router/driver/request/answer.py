@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from pdd.core.errors import PddError
 from pdd.protocol import relay
 from pdd.router.base import EmittedSpan, RequestReport
-from pdd.router.driver.report import Reporter
-from pdd.router.driver.run import RequestRun
+from pdd.router.driver.request.report import Reporter
+from pdd.router.driver.request.run import RequestRun
 
 
 class RunningAnswer:

@@ -1,4 +1,4 @@
-"""What a request's steering and the policies decide together. Pure functions of what ``router.driver.prospects`` sees."""
+"""What a request's steering and the policies decide together. Pure functions of what ``router.driver.request.prospects`` sees."""
 
 from __future__ import annotations
 

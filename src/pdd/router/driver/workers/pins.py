@@ -13,8 +13,8 @@ from pdd.core.clock import Clock
 from pdd.core.errors import PddError
 from pdd.core.ids import NodeId, PinId
 from pdd.kvnode.base import NodeClient, Pin
-from pdd.router.driver.pool import Pool
 from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.workers.pool import Pool
 
 _logger = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from pdd.core.request import Role
 from pdd.core.units import Bytes, Seconds
 from pdd.protocol import relay
 from pdd.router.base import TokenRequest
-from pdd.router.driver.directory import BlockDirectory
-from pdd.router.driver.mailbox import Inbox, Refusal, RouteDue
-from pdd.router.driver.pool import Worker
-from pdd.router.driver.report import Reporter
-from pdd.router.driver.seats import RequestSeats
-from pdd.router.driver.transfer_desk import TransferDesk
-from pdd.router.driver.transfer_spec import TransferSpec, TransferState
-from pdd.router.driver.transfers import Transfer
+from pdd.router.driver.request.mailbox import Inbox, Refusal, RouteDue
+from pdd.router.driver.request.report import Reporter
+from pdd.router.driver.request.seats import RequestSeats
+from pdd.router.driver.transfers.desk import TransferDesk
+from pdd.router.driver.transfers.spec import TransferSpec, TransferState
+from pdd.router.driver.transfers.transfer import Transfer
+from pdd.router.driver.workers.directory import BlockDirectory
+from pdd.router.driver.workers.pool import Worker
 
 _logger = logging.getLogger(__name__)
 _READY_EVENTS = {Role.MAIN_DECODE: "main_ready", Role.RELAY_DECODE: "relay_ready"}

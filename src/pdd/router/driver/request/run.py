@@ -24,21 +24,21 @@ from pdd.core.units import Seconds
 from pdd.protocol import relay
 from pdd.protocol.relay import Command, Relay
 from pdd.router.base import EmittedSpan, TokenRequest
-from pdd.router.driver.conversations import Conversations
-from pdd.router.driver.decoders import Decoders
-from pdd.router.driver.directory import BlockDirectory
-from pdd.router.driver.kv_paths import KvPaths
-from pdd.router.driver.lines import LineBook
-from pdd.router.driver.mailbox import Inbox, InboxEvent, Outbox, Refusal, RouteDue
-from pdd.router.driver.placement import Placement
-from pdd.router.driver.pool import Pool
-from pdd.router.driver.prospects import Prospects
-from pdd.router.driver.report import Reporter
-from pdd.router.driver.seats import RequestSeats
+from pdd.router.driver.request.decoders import Decoders
+from pdd.router.driver.request.mailbox import Inbox, InboxEvent, Outbox, Refusal, RouteDue
+from pdd.router.driver.request.prospects import Prospects
+from pdd.router.driver.request.report import Reporter
+from pdd.router.driver.request.seats import RequestSeats
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.traffic import Traffic
-from pdd.router.driver.transfer_desk import TransferDesk
+from pdd.router.driver.transfers.desk import TransferDesk
+from pdd.router.driver.transfers.kv_paths import KvPaths
+from pdd.router.driver.transfers.lines import LineBook
 from pdd.router.driver.waiting_room import WaitingRoom
+from pdd.router.driver.workers.conversations import Conversations
+from pdd.router.driver.workers.directory import BlockDirectory
+from pdd.router.driver.workers.placement import Placement
+from pdd.router.driver.workers.pool import Pool
 
 _logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ A worker is up from an answered check on until so many checks in a row fail as t
 connection is down at once, and so is one that serves another model. A generation that breaks off makes its worker suspect:
 it is asked at once, and nobody else is sent there before it has answered. When a worker is declared down, or another
 process answers in its place, all that runs there is told (``Seat.down``): it need not wait for an answer that may never come.
-Which of those that are up gets a request is chosen in ``router.driver.placement``.
+Which of those that are up gets a request is chosen in ``router.driver.workers.placement``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pdd.kvnode.base import NodeClient, NodeStats
 from pdd.policy.health import Pulse
 from pdd.policy.pace import RolePace
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.worker import Attention, Lifetime, NodeState, Seat, Worker, WorkerState, WorkerStatus
+from pdd.router.driver.workers.worker import Attention, Lifetime, NodeState, Seat, Worker, WorkerState, WorkerStatus
 from pdd.telemetry.events import Event, EventSink, Field
 
 __all__ = ["Pool", "Seat", "Worker", "WorkerStatus"]

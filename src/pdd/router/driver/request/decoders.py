@@ -12,10 +12,10 @@ from pdd.core.ids import WorkerId
 from pdd.core.request import Generation, Role, TokenSpan
 from pdd.core.units import Seconds
 from pdd.protocol import relay
-from pdd.router.driver.mailbox import Inbox, InboxEvent, Refusal, RouteDue
 from pdd.router.driver.patience import Vigil, closing_within
-from pdd.router.driver.pool import Pool, Seat
+from pdd.router.driver.request.mailbox import Inbox, InboxEvent, Refusal, RouteDue
 from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.workers.pool import Pool, Seat
 
 _logger = logging.getLogger(__name__)
 

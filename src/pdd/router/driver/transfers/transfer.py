@@ -18,13 +18,13 @@ from pdd.core.ids import NodeInstance, OrderId, WatchId
 from pdd.core.request import SendClass
 from pdd.core.units import Bytes, Seconds
 from pdd.kvnode.base import ReplicationOrder, ReplicationProgress, Watch
-from pdd.router.driver.lines import LineBook
 from pdd.router.driver.patience import Patience, closing_within
-from pdd.router.driver.pool import Pool
-from pdd.router.driver.room_line import RoomLine, Turn
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.standstill import Standstill
-from pdd.router.driver.transfer_spec import TransferSpec, TransferState
+from pdd.router.driver.transfers.lines import LineBook
+from pdd.router.driver.transfers.room_line import RoomLine, Turn
+from pdd.router.driver.transfers.spec import TransferSpec, TransferState
+from pdd.router.driver.transfers.standstill import Standstill
+from pdd.router.driver.workers.pool import Pool
 
 _logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import WorkerId
 from pdd.core.request import Role
-from pdd.router.driver.conversations import Conversation
-from pdd.router.driver.placement import Placement
-from pdd.router.driver.pool import Pool, Seat
+from pdd.router.driver.workers.conversations import Conversation
+from pdd.router.driver.workers.placement import Placement
+from pdd.router.driver.workers.pool import Pool, Seat
 
 
 class RequestSeats:

@@ -13,15 +13,15 @@ from pdd.policy.handoff import choose_relay_cap
 from pdd.policy.route import RouteChoice, RouteView
 from pdd.protocol.relay import AskHandoff, RelayPlan, RouteChosen
 from pdd.router.base import TokenRequest
-from pdd.router.driver.choices import decide_handoff, decide_route, plan_relay, should_prepare
-from pdd.router.driver.conversations import Conversation
-from pdd.router.driver.directory import BlockDirectory
-from pdd.router.driver.kv_paths import KvPaths
-from pdd.router.driver.lines import QUIET_AFTER, LineBook
-from pdd.router.driver.pool import Pool
-from pdd.router.driver.seats import RequestSeats
+from pdd.router.driver.request.choices import decide_handoff, decide_route, plan_relay, should_prepare
+from pdd.router.driver.request.seats import RequestSeats
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.traffic import Traffic
+from pdd.router.driver.transfers.kv_paths import KvPaths
+from pdd.router.driver.transfers.lines import QUIET_AFTER, LineBook
+from pdd.router.driver.workers.conversations import Conversation
+from pdd.router.driver.workers.directory import BlockDirectory
+from pdd.router.driver.workers.pool import Pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

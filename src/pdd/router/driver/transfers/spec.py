@@ -8,7 +8,7 @@ from enum import Enum, auto
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId
 from pdd.core.request import Role
-from pdd.router.driver.worker import Worker
+from pdd.router.driver.workers.worker import Worker
 
 
 class TransferState(Enum):

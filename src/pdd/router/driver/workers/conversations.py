@@ -16,7 +16,7 @@ from pdd.core.ids import NodeId, PinId, WorkerId
 from pdd.core.request import Role
 from pdd.core.units import Seconds
 from pdd.kvnode.base import Pin
-from pdd.router.driver.pins import PinBoard
+from pdd.router.driver.workers.pins import PinBoard
 
 MAX_CONVERSATIONS = 16_384
 

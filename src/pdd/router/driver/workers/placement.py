@@ -12,11 +12,11 @@ from pdd.core.request import Role
 from pdd.core.topology import PlacementRule
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.policy.placement import FULL_BATCH_SLOWDOWN, WorkerView, choose_worker, predict_decode_queue
-from pdd.router.driver.conversations import Conversation
-from pdd.router.driver.directory import BlockDirectory
-from pdd.router.driver.lines import LineBook
-from pdd.router.driver.pool import Pool, Seat
-from pdd.router.driver.worker import Worker, WorkerState
+from pdd.router.driver.transfers.lines import LineBook
+from pdd.router.driver.workers.conversations import Conversation
+from pdd.router.driver.workers.directory import BlockDirectory
+from pdd.router.driver.workers.pool import Pool, Seat
+from pdd.router.driver.workers.worker import Worker, WorkerState
 
 _UNKNOWN_RATE = BytesPerSecond(1.25e9)
 """Assumed of a line of which nothing is known."""

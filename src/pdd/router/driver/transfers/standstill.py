@@ -6,9 +6,9 @@ from typing import Protocol
 
 from pdd.core.clock import Clock
 from pdd.core.units import Seconds
-from pdd.router.driver.lines import LineBook
-from pdd.router.driver.pool import Pool, Worker
 from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.transfers.lines import LineBook
+from pdd.router.driver.workers.pool import Pool, Worker
 
 _LOOK_EVERY = Seconds(2.0)
 """How often a transfer at least looks how long the queue before it is."""

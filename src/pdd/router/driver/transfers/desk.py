@@ -10,13 +10,13 @@ from pdd.core.clock import Clock
 from pdd.core.errors import LocalProtocolError
 from pdd.core.ids import NodeId
 from pdd.core.units import Bytes
-from pdd.router.driver.directory import BlockDirectory
-from pdd.router.driver.lines import LineBook
-from pdd.router.driver.pool import Pool, Worker
-from pdd.router.driver.room_line import RoomLine
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfer_spec import TransferSpec, TransferState
-from pdd.router.driver.transfers import Transfer, TransferListener
+from pdd.router.driver.transfers.lines import LineBook
+from pdd.router.driver.transfers.room_line import RoomLine
+from pdd.router.driver.transfers.spec import TransferSpec, TransferState
+from pdd.router.driver.transfers.transfer import Transfer, TransferListener
+from pdd.router.driver.workers.directory import BlockDirectory
+from pdd.router.driver.workers.pool import Pool, Worker
 
 SHORT_OF_ROOM = 0.75
 """So full of what may not be evicted, a node keeps nothing for transfers that nobody waits for."""

@@ -1,0 +1,1 @@
+"""One request from open to end: its loop, its engines' streams, its choices, its answer."""
