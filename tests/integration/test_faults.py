@@ -73,7 +73,7 @@ async def check_relays(deployment: Live, salt: str) -> None:
     answer = await deployment.ask(question)
     check_exact(answer, question, "after recovery")
     by_role = counts(answer)
-    assert all(by_role.get(role.value, 0) >= 1 for role in Role), f"not relayed: {by_role}"
+    assert all(by_role.get(role.value, 0) >= 1 for role in Role), f"not relayed: {by_role}, {answer.report}"
 
 
 def decoded_by(role: Role, num_tokens: int):
@@ -380,6 +380,8 @@ async def test_random_kills_under_load_break_no_answer():
                 group.create_task(client(number))
         assert num_answers >= 4
         await deployment.until_healthy()
+        # What those answers still send shares the line: the next hand-off would come too late for an answer of this length.
+        await deployment.until_clean(seconds=30.0)
         await check_relays(deployment, "afterwards")
         await deployment.until_clean()
 
