@@ -17,7 +17,7 @@ from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.router.base import RequestReport, TokenRequest
 from pdd.router.clock import LoopClock
 from pdd.router.driver.service import Driver
-from pdd.router.driver.workers.pool import Worker
+from pdd.router.driver.workers.worker import Worker
 from pdd.sim.loop import run
 
 CLUSTERS = {Role.PREFILL: "A", Role.RELAY_DECODE: "A", Role.MAIN_DECODE: "B"}

@@ -23,7 +23,7 @@ from pdd.router.base import EmittedSpan, RequestReport, Steering, TokenRequest
 from pdd.router.clock import LoopClock
 from pdd.router.driver.service import Driver
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.workers.pool import Worker
+from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.events import EventSink
 
 VOCAB_SIZE = 1000

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from typing import NoReturn
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, NoReturn
 
 import msgspec
 
@@ -26,6 +29,20 @@ def print_json(value: object) -> None:
     """Prints exactly one JSON object, and nothing else, to stdout."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
     sys.stdout.flush()
+
+
+@contextmanager
+def opened(flag: str, path: Path | None) -> Generator[BinaryIO | None]:
+    """The file that a flag names, opened before the work, not after: minutes later is too late for a typing error."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: {error.strerror}") from error
+    with file:
+        yield file
 
 
 def show_error(error: BaseException, *, as_json: bool) -> None:

@@ -51,13 +51,23 @@ def summarize(result: RunResult, sla: SlaTable) -> Figures:
 
 def without_warm_up(result: RunResult) -> RunResult:
     """As if the run had begun with the first request that is no warm-up. One of nothing else stays as it is."""
-    samples = tuple(sample for sample in result.samples if not sample.request_id.startswith(WARM_UP_PREFIX))
+    samples = tuple(sample for sample in result.samples if not is_warm_up(sample))
     if len(samples) in (0, len(result.samples)):
         return result
     begin = min(sample.sent_at for sample in samples)
     end = max(sample.sent_at + sample.ended_s for sample in samples)
-    first = max(0, bisect_right(result.readings, begin, key=lambda reading: reading.at) - 1)
+    first = last_reading_before(result.readings, begin)
     return replace(result, samples=samples, readings=result.readings[first:], duration_s=Seconds(end - begin))
+
+
+def is_warm_up(sample: RequestSample) -> bool:
+    """Asked only so that caches hold what they would."""
+    return sample.request_id.startswith(WARM_UP_PREFIX)
+
+
+def last_reading_before(readings: Sequence[Reading], moment: float) -> int:
+    """Its index; the first one's if none is earlier."""
+    return max(0, bisect_right(readings, moment, key=lambda reading: reading.at) - 1)
 
 
 def percentiles(values: Iterable[float | None]) -> Figures:
@@ -99,9 +109,7 @@ def time_per_output_token(sample: RequestSample) -> Seconds | None:
 
 def token_share(samples: Iterable[RequestSample], role: Role) -> float | None:
     """Which share of all output tokens ``role`` computed."""
-    by_role: Counter[Role] = Counter()
-    for sample in samples:
-        by_role.update(sample.tokens_by_role)
+    by_role = _count_tokens(samples)
     return _ratio(by_role[role], by_role.total())
 
 
@@ -143,10 +151,15 @@ def _goodput(result: RunResult, sla: SlaTable) -> Figures:
     }
 
 
-def _tokens_by_role(samples: Iterable[RequestSample]) -> Figures:
+def _count_tokens(samples: Iterable[RequestSample]) -> Counter[Role]:
     by_role: Counter[Role] = Counter()
     for sample in samples:
         by_role.update(sample.tokens_by_role)
+    return by_role
+
+
+def _tokens_by_role(samples: Iterable[RequestSample]) -> Figures:
+    by_role = _count_tokens(samples)
     return {role.value: by_role[role] for role in Role}
 
 

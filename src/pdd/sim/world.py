@@ -25,7 +25,7 @@ from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.router.clock import LoopClock
 from pdd.router.driver.service import CommandHook, Driver
 from pdd.router.driver.settings import DriverSettings, driver_settings, nominal_rates
-from pdd.router.driver.workers.pool import Worker
+from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.events import EventSink
 
 MakeEngine = Callable[[EngineTable, MemoryNode], EngineClient]

@@ -20,7 +20,8 @@ from pdd.router.clock import LoopClock
 from pdd.router.driver.request.decoders import Decoders
 from pdd.router.driver.request.mailbox import Inbox, InboxEvent, Refusal
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.workers.pool import Pool, Seat, Worker
+from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.worker import Seat, Worker
 from pdd.sim.loop import VirtualTimeLoop, run
 from tests.support.worlds import KV_FORMAT
 

@@ -16,7 +16,8 @@ from pdd.router.clock import LoopClock
 from pdd.router.driver.request.mailbox import Inbox, Outbox
 from pdd.router.driver.request.seats import RequestSeats
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.workers.pool import Pool, Worker
+from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.worker import Worker
 from pdd.sim.loop import run
 from tests.support.worlds import WorldSpec, build_world
 from tests.unit.router.test_pool import place_by_load

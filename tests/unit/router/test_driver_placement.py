@@ -23,7 +23,8 @@ from pdd.router.driver.transfers.lines import LineBook
 from pdd.router.driver.workers.conversations import Conversation
 from pdd.router.driver.workers.directory import BlockDirectory
 from pdd.router.driver.workers.placement import Placement
-from pdd.router.driver.workers.pool import Pool, Seat, Worker
+from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.worker import Seat, Worker
 from pdd.sim.loop import run
 from tests.support.worlds import KV_FORMAT
 from tests.unit.router.test_pool import SwitchedEngine
@@ -381,7 +382,7 @@ def test_a_worker_that_is_late_with_an_answer_is_passed_over_long_before_it_coun
             stage.nodes["nm0"].hang()
         for wait in (2.1, 1.1):
             await asyncio.sleep(wait)  # the second time it has just been asked again
-            assert stage.pool.num_up(MD) == 2
+            assert len(stage.pool.candidates(MD)) == 2
             seat = stage.sit(MD, LONG, near="p0", conversation=talk(main_decode="m0"))
             assert seat.worker.name == "m1"
             stage.pool.release(seat)

@@ -209,7 +209,7 @@ def test_an_engine_that_stops_in_mid_answer_is_left_within_seconds_and_gets_its_
             assert outcome.report.max_itl_s < 6.0
             stage.faulty[stopped].upstream.let_go()
             await asyncio.sleep(3.0)
-            assert stage.world.driver.pool.num_up(MD) == 2
+            assert len(stage.world.driver.pool.candidates(MD)) == 2
 
     run(main())
 

@@ -13,7 +13,7 @@ from pdd.core.units import Bytes, BytesPerSecond
 from pdd.kvnode.base import ReplicationProgress
 from pdd.router.clock import LoopClock
 from pdd.router.driver.transfers.lines import LineBook
-from pdd.router.driver.workers.pool import Worker
+from pdd.router.driver.workers.worker import Worker
 from pdd.sim.loop import run
 from tests.support.worlds import BLOCK_BYTES, World, WorldSpec, ask, build_world, make_request, running_world
 

@@ -17,7 +17,8 @@ from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.transfers.lines import LineBook
 from pdd.router.driver.workers.directory import BlockDirectory
 from pdd.router.driver.workers.placement import Placement
-from pdd.router.driver.workers.pool import Pool, Seat, Worker
+from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.worker import Seat, Worker
 from pdd.sim.loop import run
 from tests.support.worlds import KV_FORMAT
 
@@ -262,11 +263,11 @@ def test_load_is_counted_over_those_that_are_up() -> None:
         for _ in range(8):
             deployment.take()
         assert deployment.pool.load(Role.MAIN_DECODE) == 8 / 32
-        assert deployment.pool.num_up(Role.MAIN_DECODE) == 2
+        assert len(deployment.pool.candidates(Role.MAIN_DECODE)) == 2
         deployment.engines["a"].up = False
         await asyncio.sleep(1.5)
         assert deployment.pool.load(Role.MAIN_DECODE) == 4 / 16
-        assert deployment.pool.num_up(Role.MAIN_DECODE) == 1
+        assert len(deployment.pool.candidates(Role.MAIN_DECODE)) == 1
         assert deployment.pool.load(Role.PREFILL) == 1.0, "nobody has room if nobody is there"
 
     deployment.play(scene)

@@ -26,7 +26,7 @@ from pdd.router.clock import LoopClock
 from pdd.router.driver.figures import read_router
 from pdd.router.driver.service import Driver
 from pdd.router.driver.settings import driver_settings, nominal_rates
-from pdd.router.driver.workers.pool import Worker
+from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.events import EventSink
 from pdd.telemetry.figures import RouterReading, WorkerFigures
 from pdd.telemetry.metrics import RouterMetrics

@@ -14,13 +14,13 @@ from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json
 from pdd.cli.output import EXIT_FAILURE, print_json
 from pdd.cli.progress import counting
+from pdd.cli.sim.studies import MAX_JOBS, add_jobs
 from pdd.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from pdd.sim.chaos.campaign import Tally
 
 _MAX_SEEDS = 10_000_000
-_MAX_JOBS = 64
 _SHOWN_FINDINGS = 3
 
 
@@ -41,7 +41,7 @@ def add_commands(commands: Subparsers) -> None:
     parser.add_argument(
         "--first-seed", type=int, default=0, metavar="S", help="the first one's seed, 0 or more (default: %(default)s)"
     )
-    parser.add_argument("--jobs", type=int, default=2, metavar="J", help="processes (default: %(default)s)")
+    add_jobs(parser)
     parser.add_argument(
         "--verbose", action="store_true", help="with --seeds 1: print all that happens, in seconds since the beginning"
     )
@@ -81,8 +81,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--seeds {args.seeds}: it must be from 1 to {_MAX_SEEDS}")
     if args.first_seed < 0:
         raise ConfigError(f"--first-seed {args.first_seed}: it must be 0 or more")
-    if not 1 <= args.jobs <= _MAX_JOBS:
-        raise ConfigError(f"--jobs {args.jobs}: it must be from 1 to {_MAX_JOBS}")
+    if not 1 <= args.jobs <= MAX_JOBS:
+        raise ConfigError(f"--jobs {args.jobs}: it must be from 1 to {MAX_JOBS}")
     if args.verbose and args.seeds != 1:
         raise ConfigError(f"--verbose shows one deployment; give --seeds 1 with it, not {args.seeds}")
 

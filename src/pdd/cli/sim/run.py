@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from math import isfinite
 from pathlib import Path
 from time import monotonic
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json, duration
-from pdd.cli.output import print_json
+from pdd.cli.output import opened, print_json
 from pdd.cli.progress import counting
 from pdd.core.errors import ConfigError
 
@@ -101,8 +101,8 @@ def run_simulation(args: argparse.Namespace) -> int:
         )
     began = monotonic()
     with ExitStack() as stack:
-        trace = stack.enter_context(_opened("--trace", args.trace))
-        plot = stack.enter_context(_opened("--plot", args.plot))
+        trace = stack.enter_context(opened("--trace", args.trace))
+        plot = stack.enter_context(opened("--plot", args.plot))
         progress = stack.enter_context(counting("requests", open_console(stderr=True)))
         result = simulate(topology, workload, seed=args.seed, trace=_sink(trace), progress=progress)
         left_out = len(whole.requests) - len(workload.requests)
@@ -136,20 +136,6 @@ def _check_kind_of_workload(args: argparse.Namespace) -> None:
         raise ConfigError(
             f"--speed {args.speed}: it is for traces; --rate sets a generated workload's requests a second"
         )
-
-
-@contextmanager
-def _opened(flag: str, path: Path | None) -> Generator[BinaryIO | None]:
-    """The file that a flag names, opened before the simulation, not after: minutes later is too late for a typing error."""
-    if path is None:
-        yield None
-        return
-    try:
-        file = path.open("wb")
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror}") from error
-    with file:
-        yield file
 
 
 def _sink(file: BinaryIO | None) -> EventSink | None:

@@ -12,7 +12,7 @@ from pdd.cli.ask.render import open_console
 from pdd.core.errors import ConfigError
 
 _MAX_SEEDS = 100
-_MAX_JOBS = 64
+MAX_JOBS = 64
 _MAX_REQUESTS = 10_000_000
 
 
@@ -24,12 +24,17 @@ def add_extent(parser: argparse.ArgumentParser, *, seeds: int, requests: int) ->
     parser.add_argument(
         "--requests", type=int, default=requests, metavar="N", help="requests of each simulation (default: %(default)s)"
     )
+    add_jobs(parser)
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """``--jobs``."""
     parser.add_argument("--jobs", type=int, default=2, metavar="J", help="processes (default: %(default)s)")
 
 
 def check_extent(args: argparse.Namespace) -> None:
     """Raises ConfigError if a flag is out of range."""
-    for flag, most in (("seeds", _MAX_SEEDS), ("requests", _MAX_REQUESTS), ("jobs", _MAX_JOBS)):
+    for flag, most in (("seeds", _MAX_SEEDS), ("requests", _MAX_REQUESTS), ("jobs", MAX_JOBS)):
         if not 1 <= getattr(args, flag) <= most:
             raise ConfigError(f"--{flag} {getattr(args, flag)}: it must be from 1 to {most}")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -16,8 +15,8 @@ from rich.text import Text
 
 from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json
-from pdd.cli.output import print_json
-from pdd.cli.sim.studies import number, percent, plain_table, tell_progress
+from pdd.cli.output import opened, print_json
+from pdd.cli.sim.studies import add_jobs, number, percent, plain_table, tell_progress
 from pdd.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def add_commands(commands: Subparsers) -> None:
         metavar="N",
         help="of each trace at each load, warm-up not counted (default: %(default)s)",
     )
-    parser.add_argument("--jobs", type=int, default=2, metavar="J", help="processes (default: %(default)s)")
+    add_jobs(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write an HTML page of charts")
     add_json(parser)
     parser.set_defaults(run=run_traces)
@@ -97,7 +96,7 @@ def run_traces(args: argparse.Namespace) -> int:
     from pdd.sim.compare.trace_study import study_traces, verdicts
 
     topology = load_simulated_topology(args.topology)
-    with _opened(args.plot) as plot:
+    with opened("--plot", args.plot) as plot:
         standings = study_traces(
             topology,
             args.traces,
@@ -126,16 +125,6 @@ def _check(args: argparse.Namespace, loads: Sequence[float]) -> None:
     stems = [trace.stem for trace in args.traces]
     if len(set(stems)) < len(stems):
         raise ConfigError("two traces have the same name: their figures could not be told apart")
-
-
-def _opened(path: Path | None) -> AbstractContextManager[BinaryIO | None]:
-    """Before the simulation, not after: minutes later is too late for a typing error."""
-    if path is None:
-        return nullcontext()
-    try:
-        return path.open("wb")
-    except OSError as error:
-        raise ConfigError(f"--plot {path}: {error.strerror}") from error
 
 
 def _show(console: Console, standings: Sequence[TraceStanding], verdicts: Sequence[Verdict]) -> None:

@@ -28,7 +28,8 @@ from pdd.router.driver.workers.conversations import Conversations
 from pdd.router.driver.workers.directory import BlockDirectory
 from pdd.router.driver.workers.pins import PinBoard
 from pdd.router.driver.workers.placement import Placement
-from pdd.router.driver.workers.pool import Pool, Worker
+from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.events import EventSink
 
 ALONE_LOAD = 0.9

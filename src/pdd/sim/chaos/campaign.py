@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 
-from pdd.core.errors import WorkerFailed
 from pdd.sim.chaos.play import Played, play_seed
 from pdd.sim.chaos.verdict import Wrong
+from pdd.sim.processes import spawned
 
 _SEEDS_PER_TASK = 8
 
@@ -63,8 +60,5 @@ def _all_played(seeds: range, jobs: int) -> Iterator[Played]:
     if jobs == 1:
         yield from map(play_seed, seeds)
         return
-    with ProcessPoolExecutor(max_workers=jobs, mp_context=get_context("spawn")) as pool:
-        try:
-            yield from pool.map(play_seed, seeds, chunksize=_SEEDS_PER_TASK)
-        except BrokenProcessPool as error:
-            raise WorkerFailed("a process that played scenes died") from error
+    with spawned(jobs) as pool:
+        yield from pool.map(play_seed, seeds, chunksize=_SEEDS_PER_TASK)

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role
-from pdd.core.topology import EngineTable, NodeTable, Topology
-from pdd.sim.compare.systems import System, as_system
+from pdd.core.topology import EngineTable, Topology
+from pdd.sim.compare.systems import System, as_system, first_of, in_one_datacenter
 from pdd.sim.profile import HardwareProfile, ModelProfile, load_hardware, load_model
 
 
@@ -28,14 +28,12 @@ def with_equal_chips(topology: Topology, system: System) -> Topology:
         case System.PDD:
             return topology
         case System.CROSS_DC:
-            prefill = _first(topology, Role.PREFILL)
+            prefill = first_of(topology, Role.PREFILL)
             engines = tuple(_prefilling(engine, prefill) for engine in topology.engines)
             return _pruned(replace(as_system(topology, System.CROSS_DC), engines=engines))
         case System.SAME_DC:
-            engines = tuple(_in_one_datacenter(topology))
-            nodes = tuple(_moved(node, topology.router.cluster) for node in topology.nodes)
             direct = as_system(topology, System.CROSS_DC)
-            return _pruned(replace(direct, engines=engines, nodes=nodes, links=()))
+            return _pruned(in_one_datacenter(direct, _on_prefills_chips(topology)))
 
 
 def relay_bandwidth_share(topology: Topology) -> float:
@@ -44,12 +42,6 @@ def relay_bandwidth_share(topology: Topology) -> float:
         role: sum(map(_bandwidth, topology.engines_of(role))) for role in (Role.RELAY_DECODE, Role.MAIN_DECODE)
     }
     return bandwidth[Role.RELAY_DECODE] / sum(bandwidth.values())
-
-
-def _first(topology: Topology, role: Role) -> EngineTable:
-    for engine in topology.engines_of(role):
-        return engine
-    raise ConfigError(f"topology {topology.name!r} has no {role.value} engine")
 
 
 def _hardware(engine: EngineTable) -> HardwareProfile:
@@ -76,8 +68,9 @@ def _prefilling(engine: EngineTable, prefill: EngineTable) -> EngineTable:
     )
 
 
-def _in_one_datacenter(topology: Topology) -> Iterator[EngineTable]:
-    prefill, cluster = _first(topology, Role.PREFILL), topology.router.cluster
+def _on_prefills_chips(topology: Topology) -> Iterator[EngineTable]:
+    """Prefill as it is, and main decode with relay decode's chips, all where the router is."""
+    prefill, cluster = first_of(topology, Role.PREFILL), topology.router.cluster
     decoders = topology.engines_of(Role.MAIN_DECODE)
     share, rest = divmod(sum(each.num_chips for each in topology.engines_of(Role.RELAY_DECODE)), len(decoders))
     yield from (replace(engine, cluster=cluster) for engine in topology.engines_of(Role.PREFILL))
@@ -98,10 +91,6 @@ def _cache_tokens(engine: EngineTable, like: EngineTable, model: ModelProfile) -
 def _memory_beside(engine: EngineTable, model: ModelProfile) -> float:
     weights = model.dense_weight_bytes + model.expert_weight_bytes
     return engine.num_chips * _hardware(engine).memory_bytes - weights
-
-
-def _moved(node: NodeTable, cluster: str) -> NodeTable:
-    return replace(node, cluster=cluster)
 
 
 def _pruned(topology: Topology) -> Topology:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from concurrent.futures import Future, as_completed
 from typing import TypeVar
+
+from pdd.sim.processes import spawned
 
 _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
@@ -17,11 +18,14 @@ Progress = Callable[[str], None]
 def run_jobs(
     run: Callable[[_Job], _Result], jobs: Sequence[_Job], *, num_processes: int, progress: Progress
 ) -> list[_Result]:
-    """``run``, jobs and results cross process boundaries if ``num_processes`` is above 1: a module's function, and plain data."""
+    """``run``, jobs and results cross process boundaries if ``num_processes`` is above 1: a module's function, and plain data.
+
+    Raises:
+        WorkerFailed: one of the processes died.
+    """
     if num_processes == 1:
         return list(_run_here(run, jobs, progress))
-    # Children that are started anew, not forked: nothing of this process decides what they compute.
-    with ProcessPoolExecutor(max_workers=num_processes, mp_context=get_context("spawn")) as pool:
+    with spawned(num_processes) as pool:
         running = [pool.submit(run, job) for job in jobs]
         _watch(running, progress)
         return [each.result() for each in running]

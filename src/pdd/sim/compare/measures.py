@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pdd.core.request import Role, Route
 from pdd.core.topology import SlaTable
-from pdd.sim.report import is_within, main_hit_rate, percentile, prefill_hit_rate, token_share
+from pdd.sim.report import (
+    is_warm_up,
+    is_within,
+    last_reading_before,
+    main_hit_rate,
+    percentile,
+    prefill_hit_rate,
+    token_share,
+)
 from pdd.sim.result import Outcome, Reading, RequestSample, RunResult
-from pdd.sim.workload.conversations import WARM_UP_PREFIX
 
 SETTLING_SHARE = 0.1
 """Of all requests the first ones find an empty system; they are not measured."""
@@ -57,7 +63,7 @@ class Measures:
 def settled(samples: Sequence[RequestSample]) -> list[RequestSample]:
     """What is measured: neither warm-up nor those that found an empty system. In order of sending."""
     asked = sorted(
-        (sample for sample in samples if not sample.request_id.startswith(WARM_UP_PREFIX)),
+        (sample for sample in samples if not is_warm_up(sample)),
         key=lambda sample: (sample.sent_at, sample.request_id),
     )
     return asked[round(len(asked) * SETTLING_SHARE) :]
@@ -74,7 +80,7 @@ def _carried_since(moment: float, readings: Sequence[Reading]) -> int:
     """By all lines, until the end: transfers outlive their requests."""
     if not readings:
         return 0
-    first = readings[max(0, bisect_right(readings, moment, key=lambda reading: reading.at) - 1)]
+    first = readings[last_reading_before(readings, moment)]
     return sum(readings[-1].wan_bytes.values()) - sum(first.wan_bytes.values())
 
 

@@ -5,6 +5,7 @@ Same-datacenter disaggregation gets as much memory for main decode in chips of p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from math import ceil
 
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role
-from pdd.core.topology import EngineTable, FilterRule, NodeTable, PolicyTable, RouteRule, Topology
+from pdd.core.topology import EngineTable, FilterRule, PolicyTable, RouteRule, Topology
 from pdd.sim.profile import load_hardware
 
 
@@ -34,7 +35,9 @@ def as_system(topology: Topology, system: System) -> Topology:
         case System.CROSS_DC:
             return with_policy(topology, replace(topology.router.policy, route=RouteRule.DIRECT, filter=FilterRule.OFF))
         case System.SAME_DC:
-            return _in_one_datacenter(as_system(topology, System.CROSS_DC))
+            cluster, like = topology.router.cluster, first_of(topology, Role.PREFILL)
+            direct = as_system(topology, System.CROSS_DC)
+            return in_one_datacenter(direct, [_rebuilt(engine, like, cluster) for engine in topology.engines])
 
 
 def with_policy(topology: Topology, policy: PolicyTable) -> Topology:
@@ -47,21 +50,17 @@ def with_line_rate(topology: Topology, bits_per_s: float) -> Topology:
     return replace(topology, links=tuple(replace(link, rate_bits_per_s=bits_per_s) for link in topology.links))
 
 
-def _in_one_datacenter(topology: Topology) -> Topology:
-    cluster = topology.router.cluster
-    prefill = next(iter(topology.engines_of(Role.PREFILL)), None)
-    if prefill is None:
-        raise ConfigError(f"topology {topology.name!r} has no prefill engine")
-    return replace(
-        topology,
-        nodes=tuple(_moved(node, cluster) for node in topology.nodes),
-        engines=tuple(_rebuilt(engine, prefill, cluster) for engine in topology.engines),
-        links=(),
-    )
+def in_one_datacenter(topology: Topology, engines: Iterable[EngineTable]) -> Topology:
+    """``topology`` with these engines, which stand where its router does, as do all its nodes."""
+    nodes = tuple(replace(node, cluster=topology.router.cluster) for node in topology.nodes)
+    return replace(topology, nodes=nodes, engines=tuple(engines), links=())
 
 
-def _moved(node: NodeTable, cluster: str) -> NodeTable:
-    return replace(node, cluster=cluster)
+def first_of(topology: Topology, role: Role) -> EngineTable:
+    """Raises ConfigError when there is no engine of ``role``."""
+    for engine in topology.engines_of(role):
+        return engine
+    raise ConfigError(f"topology {topology.name!r} has no {role.value} engine")
 
 
 def _rebuilt(engine: EngineTable, like: EngineTable, cluster: str) -> EngineTable:

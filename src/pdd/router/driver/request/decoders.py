@@ -15,7 +15,8 @@ from pdd.protocol import relay
 from pdd.router.driver.patience import Vigil, closing_within
 from pdd.router.driver.request.mailbox import Inbox, InboxEvent, Refusal, RouteDue
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.workers.pool import Pool, Seat
+from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.worker import Seat
 
 _logger = logging.getLogger(__name__)
 

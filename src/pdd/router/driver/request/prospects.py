@@ -185,7 +185,7 @@ class Prospects:
 
     def _other_load(self) -> float:
         """Relay decode's load by other requests: a place that this one already has costs nobody anything more."""
-        capacity = sum(state.worker.max_batch for state in self._pool.candidates(Role.RELAY_DECODE))
+        capacity = self._pool.capacity(Role.RELAY_DECODE)
         own = 1 / capacity if self._paths.is_at_relay and capacity else 0.0
         return self._pool.load(Role.RELAY_DECODE) - own
 

@@ -9,7 +9,8 @@ from pdd.core.ids import WorkerId
 from pdd.core.request import Role
 from pdd.router.driver.workers.conversations import Conversation
 from pdd.router.driver.workers.placement import Placement
-from pdd.router.driver.workers.pool import Pool, Seat
+from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.worker import Seat
 
 
 class RequestSeats:

@@ -16,7 +16,8 @@ from pdd.router.driver.transfers.room_line import RoomLine
 from pdd.router.driver.transfers.spec import TransferSpec, TransferState
 from pdd.router.driver.transfers.transfer import Transfer, TransferListener
 from pdd.router.driver.workers.directory import BlockDirectory
-from pdd.router.driver.workers.pool import Pool, Worker
+from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.worker import Worker
 
 SHORT_OF_ROOM = 0.75
 """So full of what may not be evicted, a node keeps nothing for transfers that nobody waits for."""

@@ -21,7 +21,7 @@ from pdd.router.driver.transfers.desk import TransferDesk
 from pdd.router.driver.transfers.spec import TransferSpec, TransferState
 from pdd.router.driver.transfers.transfer import Transfer
 from pdd.router.driver.workers.directory import BlockDirectory
-from pdd.router.driver.workers.pool import Worker
+from pdd.router.driver.workers.worker import Worker
 
 _logger = logging.getLogger(__name__)
 _READY_EVENTS = {Role.MAIN_DECODE: "main_ready", Role.RELAY_DECODE: "relay_ready"}

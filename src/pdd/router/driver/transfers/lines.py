@@ -16,7 +16,7 @@ from pdd.core.request import SendClass
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.kvnode.base import ReplicationProgress
 from pdd.router.driver.settings import NominalRates
-from pdd.router.driver.workers.pool import Worker
+from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.figures import LineFigures
 
 SATURATED_AFTER = Seconds(2.0)

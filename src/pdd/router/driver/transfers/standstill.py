@@ -7,8 +7,9 @@ from typing import Protocol
 from pdd.core.clock import Clock
 from pdd.core.units import Seconds
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfers.lines import LineBook
-from pdd.router.driver.workers.pool import Pool, Worker
+from pdd.router.driver.transfers.lines import Forecast, LineBook
+from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.worker import Worker
 
 _LOOK_EVERY = Seconds(2.0)
 """How often a transfer at least looks how long the queue before it is."""
@@ -66,8 +67,9 @@ class Standstill:
             if self._moved_at != waiting_since:
                 waiting_since, queue_patience = self._moved_at, Seconds(0.0)
             # The longest queue since the last block counts: it shrinks while this transfer waits for its turn.
-            queue_patience = max(queue_patience, self._queue_patience())
-            left = self._patience_left(transfer, queue_patience)
+            forecast = self._lines.forecast(self._source, self._target)
+            queue_patience = max(queue_patience, self._queue_patience(forecast))
+            left = self._patience_left(transfer, queue_patience, forecast)
             if left <= 0 and not transfer.refused:
                 return True
             overslept = await self._sleep_or_longer(max(self._settings.node_retry, min(left, _LOOK_EVERY)))
@@ -82,11 +84,10 @@ class Standstill:
         await self._clock.sleep(time)
         return Seconds(self._clock.now() - asleep_at - time)
 
-    def _patience_left(self, transfer: Subject, queue_patience: Seconds) -> Seconds:
+    def _patience_left(self, transfer: Subject, queue_patience: Seconds, forecast: Forecast) -> Seconds:
         """Until nothing has arrived for too long, of nobody; or until others were served and this one passed over for too long."""
         settings, now = self._settings, self._clock.now()
         line_moved_at = max(self._moved_at, self._lines.moved_at(self._source, self._target))
-        forecast = self._lines.forecast(self._source, self._target)
         if transfer.demoted:
             # Others go first, also of its own class: that it gets nothing says nothing while the line delivers anything.
             has_work = forecast.backlog + forecast.background_backlog > 0
@@ -102,8 +103,7 @@ class Standstill:
         own_patience = max(node_patience, queue_patience, line_patience)
         return Seconds(min(line_moved_at + line_patience, self._moved_at + own_patience) - now)
 
-    def _queue_patience(self) -> Seconds:
+    def _queue_patience(self, forecast: Forecast) -> Seconds:
         """Others may be served first, but not for longer than twice all that the line owes."""
-        forecast = self._lines.forecast(self._source, self._target)
         queue_s = forecast.backlog / forecast.measured_rate if forecast.measured_rate else 0.0
         return Seconds(min(2 * queue_s, self._settings.max_queue_patience))

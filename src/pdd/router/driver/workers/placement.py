@@ -15,8 +15,8 @@ from pdd.policy.placement import FULL_BATCH_SLOWDOWN, WorkerView, choose_worker,
 from pdd.router.driver.transfers.lines import LineBook
 from pdd.router.driver.workers.conversations import Conversation
 from pdd.router.driver.workers.directory import BlockDirectory
-from pdd.router.driver.workers.pool import Pool, Seat
-from pdd.router.driver.workers.worker import Worker, WorkerState
+from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.worker import Seat, Worker, WorkerState
 
 _UNKNOWN_RATE = BytesPerSecond(1.25e9)
 """Assumed of a line of which nothing is known."""

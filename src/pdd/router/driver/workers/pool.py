@@ -26,8 +26,6 @@ from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.worker import Attention, Lifetime, NodeState, Seat, Worker, WorkerState, WorkerStatus
 from pdd.telemetry.events import Event, EventSink, Field
 
-__all__ = ["Pool", "Seat", "Worker", "WorkerStatus"]
-
 _logger = logging.getLogger(__name__)
 
 
@@ -90,9 +88,6 @@ class Pool:
     def has(self, role: Role) -> bool:
         """Whether a worker of ``role`` is up."""
         return any(state.up for state in self._of(role))
-
-    def num_up(self, role: Role) -> int:
-        return sum(state.up for state in self._of(role))
 
     def load(self, role: Role) -> float:
         """Seats taken per generation that can run at once, over the workers of ``role`` that are up; above 1, some wait.
