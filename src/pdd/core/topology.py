@@ -48,6 +48,8 @@ class EngineKind(StrEnum):
     """The torch engine of this package, on the CPU, with a real small model."""
     SCRIPTED = "scripted"
     """A deterministic fake: the next token is a pure function of all tokens before it."""
+    VLLM = "vllm"
+    """A vLLM instance with PDD's connector (``plugins.vllm``)."""
     MODELLED = "modelled"
     """Only its time is computed, from a hardware profile and a model profile: for the simulator, never live."""
 
@@ -120,6 +122,12 @@ class EngineTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Scripted engines only: how long one decoded token takes."""
     prefill_tokens_per_s: float = 2000.0
     """Scripted engines only: how fast known tokens are computed."""
+    cache_block_tokens: int | None = None
+    """vLLM only: tokens per block of its own cache, which may differ from the wire's; its own choice by default."""
+    tensor_parallel: int = 1
+    """vLLM only: how many devices share each layer."""
+    vllm_arguments: tuple[str, ...] = ()
+    """vLLM only: further arguments of ``vllm serve``, after ours."""
     hardware: str | None = None
     """Modelled engines only: a hardware profile, by name or path."""
     num_chips: int = 1

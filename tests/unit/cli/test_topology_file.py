@@ -143,8 +143,8 @@ REFUSED = {
         ["engines[0].role = 'prefil'", "prefill, relay_decode, main_decode"],
     ),
     "an unknown kind": (
-        change('role = "prefill"', 'role = "prefill"\nkind = "vllm"'),
-        ["engines[0].kind = 'vllm'", "embedded, scripted"],
+        change('role = "prefill"', 'role = "prefill"\nkind = "sglang"'),
+        ["engines[0].kind = 'sglang'", "embedded, scripted, vllm"],
     ),
     "kinds that can't share KV": (
         change('role = "main_decode"', 'role = "main_decode"\nkind = "scripted"'),

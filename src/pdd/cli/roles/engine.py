@@ -69,6 +69,8 @@ def _engine(
             raise ConfigError(f"engine {table.name!r} is modelled: it only computes time, for `pdd sim run`")
         case EngineKind.EMBEDDED:
             return _embedded(context, table, model, kv_format)
+        case EngineKind.VLLM:
+            raise ConfigError(f"engine {table.name!r}: vLLM engines can't be launched yet")
         case _:
             assert_never(table.kind)
 
