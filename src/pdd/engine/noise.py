@@ -41,18 +41,27 @@ def gumbel_noise(*, seed: int, choice: int, position: int, token_ids: Sequence[T
 
 
 def choose_token(logits: npt.NDArray[np.floating], sampling: Sampling, *, position: int) -> TokenId:
-    """Draws the token of output ``position`` from ``logits`` ``[vocab]``; the lowest id wins a tie.
-
-    Temperature first, then top-k, then top-p on what top-k kept (renormalized), then Gumbel-max on what is left.
-    """
+    """Draws the token of output ``position`` from ``logits`` ``[vocab]``; the lowest id wins a tie."""
     if sampling.temperature == 0.0:
         return int(np.argmax(logits))
+    token_ids, scores = score_tokens(logits, sampling, position=position)
+    return int(token_ids[np.argmax(scores)])
+
+
+def score_tokens(logits: npt.NDArray[np.floating], sampling: Sampling, *, position: int) -> tuple[Ids, Floats]:
+    """The tokens that may be drawn at output ``position``, ascending, and their scores; the largest one is drawn.
+
+    Temperature first, then top-k, then top-p on what top-k kept (renormalized), then Gumbel noise on what is left. Greedy
+    scores are the logits themselves.
+    """
+    if sampling.temperature == 0.0:
+        return np.arange(logits.size, dtype=np.int64), logits.astype(np.float64)
     distances = logits.astype(np.float64) - np.max(logits)
     with np.errstate(over="ignore"):  # a temperature next to 0 sends all but the likeliest to -inf, as it should
         scaled = distances / sampling.temperature
     token_ids = _kept_tokens(scaled, sampling)
     noise = gumbel_noise(seed=sampling.seed, choice=sampling.choice, position=position, token_ids=token_ids)
-    return int(token_ids[np.argmax(scaled[token_ids] + noise)])
+    return token_ids, scaled[token_ids] + noise
 
 
 def _kept_tokens(scaled: Floats, sampling: Sampling) -> Ids:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from pdd.core.request import GREEDY, Sampling
-from pdd.engine.noise import _mix_int, choose_token, gumbel_noise
+from pdd.engine.noise import _mix_int, choose_token, gumbel_noise, score_tokens
 
 
 def _sampling(*, temperature=1.0, top_k=None, top_p=1.0, seed=7, choice=0) -> Sampling:
@@ -149,3 +149,23 @@ def test_differences_in_the_last_bits_of_float32_do_not_change_the_draw():
         assert choose_token(logits, _sampling(), position=position) == choose_token(
             nudged, _sampling(), position=position
         )
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, _sampling(), _sampling(temperature=0.7, top_k=40, top_p=0.9)])
+def test_the_token_with_the_best_score_is_the_one_drawn(sampling):
+    logits = (np.random.default_rng(6).normal(size=500) * 3).astype(np.float32)
+    for position in range(50):
+        token_ids, scores = score_tokens(logits, sampling, position=position)
+        assert int(token_ids[np.argmax(scores)]) == choose_token(logits, sampling, position=position)
+
+
+def test_only_tokens_that_may_be_drawn_have_scores():
+    token_ids, scores = score_tokens(np.linspace(0, 1, 10), _sampling(top_k=3), position=4)
+    assert token_ids.tolist() == [7, 8, 9]
+    assert scores.shape == (3,)
+
+
+def test_greedy_scores_are_the_logits():
+    logits = np.array([1.0, 5.0, 2.0], np.float32)
+    token_ids, scores = score_tokens(logits, GREEDY, position=0)
+    assert (token_ids.tolist(), scores.tolist()) == ([0, 1, 2], [1.0, 5.0, 2.0])
