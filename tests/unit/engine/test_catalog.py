@@ -4,7 +4,8 @@ import sys
 import pytest
 
 from pdd.core.errors import ConfigError
-from pdd.engine.catalog import ModelEntry, PackagedGguf, _tiny_shape, find_model, model_names
+from pdd.engine.catalog import ModelEntry, _tiny_shape, find_model, model_names
+from pdd.engine.models.sources import PackagedGguf
 
 REAL = "smollm2-135m-instruct"
 

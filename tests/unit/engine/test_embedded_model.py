@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdd.engine.catalog import LlamaShape
+from pdd.engine.models.sources import LlamaShape
 from tests.support.embedded import core_settings, prompt
 
 import torch  # isort: skip  # after the support module has set its environment

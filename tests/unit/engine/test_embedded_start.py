@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from pdd.core.errors import ConfigError
-from pdd.engine.catalog import ModelEntry, NoWeights, find_model
+from pdd.engine.catalog import ModelEntry, find_model
+from pdd.engine.models.sources import NoWeights
 from tests.support.embedded import core_settings
 
 import torch  # isort: skip  # after the support module has set its environment

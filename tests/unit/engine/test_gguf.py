@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pdd.core.errors import ConfigError
-from pdd.engine.gguf import open_gguf, undo_llama_permutation
+from pdd.engine.models.gguf import open_gguf, undo_llama_permutation
 
 
 def _string(text: str) -> bytes:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pdd.core.ids import TenantId
 from pdd.core.request import FinishReason
-from pdd.engine.catalog import TextAssets, find_model
+from pdd.engine.catalog import find_model
+from pdd.engine.models.text import TextAssets
 from pdd.router.api.answers import AnswerMemory, AnswerTokens, ConversationEncoder, PromptDigest
 from pdd.router.api.schema import Message
 from pdd.router.api.text import AnswerText

@@ -8,16 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
+import msgspec
+
 from pdd.cli.quantities import format_memory
 from pdd.cli.topology.ranges import Refuse, check_ranges
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role
-from pdd.core.topology import EngineKind, NodeTable, Topology, is_loopback
-from pdd.engine.catalog import ModelEntry, NoWeights, find_model
+from pdd.core.topology import EngineKind, EngineTable, NodeTable, Topology, is_loopback
+from pdd.engine.catalog import ModelEntry, find_model
+from pdd.engine.models.sources import NoWeights
 from pdd.sim.profile import ModelProfile, load_model
 
 ROUTER_NAME = "router"
 _MAX_PORT = 65535
+_KEYS_OF_ONE_KIND = {
+    "token_interval_s": EngineKind.SCRIPTED,
+    "prefill_tokens_per_s": EngineKind.SCRIPTED,
+    "cache_block_tokens": EngineKind.VLLM,
+    "tensor_parallel": EngineKind.VLLM,
+    "vllm_arguments": EngineKind.VLLM,
+}
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(EngineTable)}
 
 
 class Exposure(Enum):
@@ -204,15 +215,25 @@ def _check_kinds(topology: Topology, model: ModelEntry, refuse: Refuse) -> None:
             raise refuse(path, "modelled engines only compute time: `pdd sim run` takes them", value=engine.kind.value)
         if engine.hardware is not None:
             raise refuse(f"engines[{index}].hardware", "only modelled engines have a hardware profile")
-        if engine.kind is EngineKind.EMBEDDED and isinstance(model.weights, NoWeights):
+        if engine.kind is not EngineKind.SCRIPTED and isinstance(model.weights, NoWeights):
             raise refuse(
                 path, f'model {model.name!r} has no weights; it needs kind = "scripted"', value=engine.kind.value
             )
-        if engine.kind is not first.kind:
+        if (engine.kind is EngineKind.SCRIPTED) is not (first.kind is EngineKind.SCRIPTED):
             raise refuse(
                 path,
-                f"engine {first.name!r} is {first.kind.value}; what one kind writes as KV means nothing to the other",
+                f"engine {first.name!r} is {first.kind.value}; a script's KV means nothing to an engine with a model",
                 value=engine.kind.value,
+            )
+        _check_own_keys(f"engines[{index}]", engine, refuse)
+
+
+def _check_own_keys(path: str, engine: EngineTable, refuse: Refuse) -> None:
+    """A key that this kind doesn't heed would be set in vain."""
+    for key, kind in _KEYS_OF_ONE_KIND.items():
+        if engine.kind is not kind and getattr(engine, key) != _DEFAULTS[key]:
+            raise refuse(
+                f"{path}.{key}", f"only {kind.value} engines have this; {engine.name!r} is {engine.kind.value}"
             )
 
 

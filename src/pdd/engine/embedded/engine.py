@@ -24,12 +24,13 @@ from pdd.core.request import Generation, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.engine.block_store import ConnectStore
-from pdd.engine.catalog import ModelEntry, NoWeights
+from pdd.engine.catalog import ModelEntry
 from pdd.engine.embedded.compute_thread import ComputeThread
 from pdd.engine.embedded.core import CoreSettings, CoreStats, DrawnToken, EngineCore, load_model
 from pdd.engine.embedded.linear import MAX_STEP_ROWS
 from pdd.engine.embedded.self_test import check_exactness
 from pdd.engine.embedded.sequence import EngineSequence
+from pdd.engine.models.sources import NoWeights
 from pdd.policy.batching import BatchingLimits
 
 _QUEUE_RETRY = Seconds(1.0)

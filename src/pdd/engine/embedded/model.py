@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdd.engine.catalog import LlamaShape
 from pdd.engine.embedded.attention import Segment, attend
 from pdd.engine.embedded.linear import ExactLinear, ExactPath, bucket_of, choose_path, row_buckets
 from pdd.engine.embedded.paged_cache import PagedCache
 from pdd.engine.embedded.weights import LayerWeights, ModelWeights
+from pdd.engine.models.sources import LlamaShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

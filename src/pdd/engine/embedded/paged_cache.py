@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pdd.core.kv_format import KvFormat
-from pdd.engine.catalog import LlamaShape
+from pdd.engine.models.sources import LlamaShape
 
 _MIN_TILE_TOKENS = 256
 

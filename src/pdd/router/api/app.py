@@ -34,7 +34,8 @@ from pdd.core.ids import TenantId, WorkerId
 from pdd.core.request import Role
 from pdd.core.topology import Address
 from pdd.core.units import Seconds
-from pdd.engine.catalog import ModelEntry, TextAssets
+from pdd.engine.catalog import ModelEntry
+from pdd.engine.models.text import TextAssets
 from pdd.router.api.admission import Admission, Limits
 from pdd.router.api.answers import AnswerMemory, ConversationEncoder
 from pdd.router.api.replies import Endpoint, Json, Shape, error_json, model_json, models_json

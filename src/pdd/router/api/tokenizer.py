@@ -15,7 +15,7 @@ from tokenizers.decoders import DecodeStream
 
 from pdd.core.errors import ConfigError, InvalidRequest
 from pdd.core.ids import TokenId
-from pdd.engine.catalog import TextAssets
+from pdd.engine.models.text import TextAssets
 from pdd.router.api.schema import Message
 from pdd.router.api.special_text import SpecialText, encode
 
