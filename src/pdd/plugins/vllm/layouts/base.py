@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class CacheLayout(Protocol):
-    """One rank's cache of every layer. Implementations: ``cpu`` and ``standard``; ``choose`` picks one.
+    """One rank's cache of every layer. ``paged`` implements it; ``choose`` makes one.
 
     A *canonical* tensor is ``[layers, tokens, 2, kv_heads, head_dim]`` on the CPU in the cache's dtype: K and V of whole
     tokens, the heads those that this rank holds. ``cache_blocks`` are a sequence's blocks from its start; ``first_token`` is
