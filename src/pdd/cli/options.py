@@ -13,6 +13,8 @@ from pdd.cli.deploy.state import default_state_root
 from pdd.cli.quantities import Dimension, describe, parse_quantity
 from pdd.core.errors import ConfigError
 
+ENGINE_CHOICES = ("embedded", "vllm", "mixed")
+
 Run = Callable[[argparse.Namespace], int]
 """Runs a command with its parsed arguments; returns the exit code."""
 
@@ -44,12 +46,22 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_topology(parser: argparse.ArgumentParser) -> None:
-    """``--topology``: what a command that runs a deployment of its own starts."""
+    """``--topology`` and ``--engine``: what a command that runs a deployment of its own starts (``choose_topology``)."""
     parser.add_argument(
         "--topology",
-        default="default",
         metavar="TOPOLOGY",
-        help="a packaged topology's name or a TOML file; needs the three roles (default: %(default)s)",
+        help="a packaged topology's name or a TOML file; needs the three roles (default: the one of --engine)",
+    )
+    add_engine(parser)
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """``--engine``: which packaged topology runs where none is named; None where the flag isn't given."""
+    parser.add_argument(
+        "--engine",
+        choices=ENGINE_CHOICES,
+        help="without a topology: PDD's own engine, vLLM (needs `make install-vllm`), or vLLM as main decode beside PDD's "
+        "own (default: embedded)",
     )
 
 

@@ -2,7 +2,9 @@
 
 import pytest
 
+from pdd.cli.options import ENGINE_CHOICES
 from pdd.cli.topology.check import Exposure
+from pdd.cli.topology.choose import choose_topology
 from pdd.cli.topology.file import (
     load_simulated_topology,
     load_topology,
@@ -12,6 +14,7 @@ from pdd.cli.topology.file import (
 )
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role
+from pdd.core.topology import EngineKind
 
 GOOD = """
 name = "test"
@@ -87,6 +90,22 @@ def test_packaged_topologies_are_right_and_named_after_their_file(name):
     assert len({engine.node for engine in topology.engines}) == len(topology.engines)
 
 
+def test_engines_that_share_a_kv_format_may_be_mixed():
+    kinds = {engine.name: engine.kind for engine in load_topology("mixed-tiny").engines}
+    assert kinds == {"P": EngineKind.EMBEDDED, "RLD": EngineKind.EMBEDDED, "MD": EngineKind.VLLM}
+
+
+def test_an_engine_stands_for_a_packaged_topology():
+    assert choose_topology(None, None).name == "default"
+    assert [choose_topology(engine, None).name for engine in ENGINE_CHOICES] == ["default", "vllm", "mixed"]
+    assert choose_topology(None, "scripted").name == "scripted"
+
+
+def test_an_engine_beside_a_named_topology_is_refused():
+    with pytest.raises(ConfigError, match="--engine vllm: topology 'tiny' says itself which engines run"):
+        choose_topology("vllm", "tiny")
+
+
 def test_the_default_topology_is_the_documented_one():
     topology = load_topology("default")
     assert topology.model == "smollm2-135m-instruct"
@@ -141,6 +160,18 @@ REFUSED = {
     "an unknown role": (
         change('"prefill"', '"prefil"'),
         ["engines[0].role = 'prefil'", "prefill, relay_decode, main_decode"],
+    ),
+    "a key of vLLM's for another engine": (
+        change('role = "prefill"', 'role = "prefill"\ntensor_parallel = 2'),
+        ["engines[0].tensor_parallel = 2", "only vllm engines", "'P' is embedded"],
+    ),
+    "no block of vLLM's": (
+        change('role = "prefill"', 'role = "prefill"\nkind = "vllm"\ncache_block_tokens = 0'),
+        ["engines[0].cache_block_tokens = 0", "at least 1"],
+    ),
+    "no device for vLLM": (
+        change('role = "prefill"', 'role = "prefill"\nkind = "vllm"\ntensor_parallel = 0'),
+        ["engines[0].tensor_parallel = 0", "at least 1"],
     ),
     "an unknown kind": (
         change('role = "prefill"', 'role = "prefill"\nkind = "sglang"'),
@@ -321,7 +352,10 @@ def test_a_refusal_names_file_key_value_and_what_would_be_right(case, tmp_path):
 
 
 def test_a_missing_file_is_refused_with_the_packaged_names(tmp_path):
-    with pytest.raises(ConfigError, match=r"nothing\.toml: No such file.*default, scripted, tiny, wide"):
+    with pytest.raises(
+        ConfigError,
+        match=r"nothing\.toml: No such file.*default, mixed, mixed-tiny, scripted, tiny, vllm, vllm-tiny, wide",
+    ):
         load_topology(str(tmp_path / "nothing.toml"))
 
 

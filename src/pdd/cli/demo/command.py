@@ -44,12 +44,12 @@ async def _demo(args: argparse.Namespace) -> int:
     from pdd.cli.demo.play import choose_answer_tokens, judge, load_script, measure_pace, play, record
     from pdd.cli.demo.show import DemoStage, QuietStage, introduce, print_results, print_verdict
     from pdd.cli.deploy.launch import launched
-    from pdd.cli.topology.file import load_topology
+    from pdd.cli.topology.choose import choose_topology
     from pdd.engine.catalog import find_model
     from pdd.router.api.schema import Message
     from pdd.router.api.tokenizer import TextCodec
 
-    topology, script = load_topology(args.topology), load_script()
+    topology, script = choose_topology(args.engine, args.topology), load_script()
     model = find_model(topology.model)
     codec = TextCodec(model.load_text())
     rendered = codec.render_chat((Message(role="user", content=script.first_message),))

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 
 from pdd.cli.deploy.state import Phase, RoleStatus, default_state_root
-from pdd.cli.options import Subparsers, add_json, add_state_dir, port
+from pdd.cli.options import Subparsers, add_engine, add_json, add_state_dir, port
 from pdd.cli.output import exit_code_of, print_json, root_cause, show_error
 from pdd.core.errors import ConfigError
 from pdd.core.topology import Topology
@@ -29,10 +29,11 @@ def add_commands(commands: Subparsers) -> None:
     parser.add_argument(
         "topology",
         nargs="?",
-        default="default",
         metavar="TOPOLOGY",
-        help="default; scripted and wide (no model); tiny and wide-tiny (random weights); or a TOML file (default: %(default)s)",
+        help="default; scripted and wide (no model); tiny and wide-tiny (random weights); vllm and mixed, or with random "
+        "weights vllm-tiny and mixed-tiny; or a TOML file (default: the one of --engine)",
     )
+    add_engine(parser)
     parser.add_argument("--port", type=port, help="the router's port, 0 for any that is free (default: the topology's)")
     parser.add_argument(
         "--trace",
@@ -67,10 +68,10 @@ def run_up(arguments: argparse.Namespace) -> int:
 
 def _load(arguments: argparse.Namespace) -> Topology:
     from pdd.cli.topology.check import Exposure
-    from pdd.cli.topology.file import load_topology
+    from pdd.cli.topology.choose import choose_topology
 
     exposure = Exposure.INSECURE_PLAINTEXT if arguments.insecure_plaintext else Exposure.LOOPBACK
-    topology = load_topology(arguments.topology, exposure=exposure)
+    topology = choose_topology(arguments.engine, arguments.topology, exposure=exposure)
     router = topology.router
     if arguments.port is not None:
         router = msgspec.structs.replace(router, port=arguments.port)

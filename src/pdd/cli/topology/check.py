@@ -21,13 +21,7 @@ from pdd.sim.profile import ModelProfile, load_model
 
 ROUTER_NAME = "router"
 _MAX_PORT = 65535
-_KEYS_OF_ONE_KIND = {
-    "token_interval_s": EngineKind.SCRIPTED,
-    "prefill_tokens_per_s": EngineKind.SCRIPTED,
-    "cache_block_tokens": EngineKind.VLLM,
-    "tensor_parallel": EngineKind.VLLM,
-    "vllm_arguments": EngineKind.VLLM,
-}
+_VLLM_KEYS = ("cache_block_tokens", "tensor_parallel", "vllm_arguments")
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(EngineTable)}
 
 
@@ -225,16 +219,15 @@ def _check_kinds(topology: Topology, model: ModelEntry, refuse: Refuse) -> None:
                 f"engine {first.name!r} is {first.kind.value}; a script's KV means nothing to an engine with a model",
                 value=engine.kind.value,
             )
-        _check_own_keys(f"engines[{index}]", engine, refuse)
+        if engine.kind is not EngineKind.VLLM:
+            _check_no_vllm_keys(f"engines[{index}]", engine, refuse)
 
 
-def _check_own_keys(path: str, engine: EngineTable, refuse: Refuse) -> None:
-    """A key that this kind doesn't heed would be set in vain."""
-    for key, kind in _KEYS_OF_ONE_KIND.items():
-        if engine.kind is not kind and getattr(engine, key) != _DEFAULTS[key]:
-            raise refuse(
-                f"{path}.{key}", f"only {kind.value} engines have this; {engine.name!r} is {engine.kind.value}"
-            )
+def _check_no_vllm_keys(path: str, engine: EngineTable, refuse: Refuse) -> None:
+    """Whoever sets one of them believes that vLLM runs."""
+    for key in _VLLM_KEYS:
+        if getattr(engine, key) != _DEFAULTS[key]:
+            raise refuse(f"{path}.{key}", f"only vllm engines have this; {engine.name!r} is {engine.kind.value}")
 
 
 def _check_simulated_kinds(topology: Topology, refuse: Refuse) -> None:

@@ -55,8 +55,10 @@ def _lower_limits(topology: Topology) -> Iterator[tuple[str, float, float]]:
         if node.block_tokens is not None:
             yield f"nodes[{index}].block_tokens", node.block_tokens, 1
     for index, engine in enumerate(topology.engines):
-        for key in ("cache_tokens", "max_batch", "prefill_chunk_tokens", "num_chips"):
+        for key in ("cache_tokens", "max_batch", "prefill_chunk_tokens", "num_chips", "tensor_parallel"):
             yield f"engines[{index}].{key}", getattr(engine, key), 1
+        if engine.cache_block_tokens is not None:
+            yield f"engines[{index}].cache_block_tokens", engine.cache_block_tokens, 1
         yield f"engines[{index}].token_interval_s", engine.token_interval_s, 0
     for index, link in enumerate(topology.links):
         yield f"links[{index}].delay_s", link.delay_s, 0
