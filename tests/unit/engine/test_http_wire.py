@@ -48,7 +48,13 @@ def test_a_request_is_what_vllm_expects():
         "ignore_eos": True,
         "detokenize": False,
     }
-    assert body["kv_transfer_params"] == {"request_id": "r", "attempt": 2, "num_prompt_tokens": 21, "choice": 0}
+    assert body["kv_transfer_params"] == {
+        "request_id": "r",
+        "attempt": 2,
+        "num_prompt_tokens": 21,
+        "choice": 0,
+        "temperature": 0.8,
+    }
 
 
 def test_a_span_arrives_as_it_was_sent():

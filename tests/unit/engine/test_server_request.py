@@ -95,6 +95,8 @@ def test_a_sampling_parameter_out_of_range_is_refused_by_name_with_its_limit(
         ({"kv_transfer_params": {"num_prompt_tokens": 4}}, "kv_transfer_params.num_prompt_tokens"),
         ({"kv_transfer_params": {"attempt": -1}}, "kv_transfer_params.attempt"),
         ({"kv_transfer_params": {"choice": -1}}, "kv_transfer_params.choice"),
+        ({"kv_transfer_params": {"temperature": 0.7}}, "kv_transfer_params.temperature"),
+        ({"kv_transfer_params": {"temperature": -1.0}}, "kv_transfer_params.temperature"),
     ],
 )
 def test_a_field_out_of_range_is_refused_by_name(changes: dict[str, Any], param: str):

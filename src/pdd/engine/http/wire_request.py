@@ -7,6 +7,7 @@ engine silently drops gives a wrong answer.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 
@@ -55,6 +56,8 @@ class TransferBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     attempt: int = 0
     num_prompt_tokens: int | None = None
     choice: int = 0
+    temperature: float | None = None
+    """The exact one, since vLLM lifts ``sampling_params.temperature`` to 0.01 where it lies between 0 and that."""
 
 
 class GenerateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -111,6 +114,7 @@ def encode_generation(generation: Generation, *, model: str | None) -> bytes:
             attempt=generation.attempt,
             num_prompt_tokens=generation.num_prompt_tokens,
             choice=sampling.choice,
+            temperature=sampling.temperature,
         ),
     )
     return msgspec.json.encode(body)
@@ -131,6 +135,20 @@ def decode_body(raw: bytes) -> GenerateBody:
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
 
 
+def read_transfer(fields: Mapping[str, object]) -> TransferBody:
+    """``kv_transfer_params`` that somebody else has decoded; ranges are checked as far as they depend on nothing else.
+
+    Raises:
+        InvalidRequest: an unknown field, a wrong type, a value out of range.
+    """
+    try:
+        transfer = msgspec.convert(fields, TransferBody)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"kv_transfer_params: {error}", param="kv_transfer_params", code="invalid_type") from None
+    _check_transfer(transfer)
+    return transfer
+
+
 def read_generation(body: GenerateBody, info: EngineInfo, *, vocab_size: int) -> Generation:
     """What the request asks of this engine.
 
@@ -146,8 +164,7 @@ def read_generation(body: GenerateBody, info: EngineInfo, *, vocab_size: int) ->
         raise InvalidRequest("token_ids is empty; at least 1 token is needed", param="token_ids")
     _require_tokens("token_ids", body.token_ids, vocab_size)
     transfer = body.kv_transfer_params or TransferBody()
-    _require_length("kv_transfer_params.request_id", transfer.request_id or "")
-    _require_range("kv_transfer_params.attempt", transfer.attempt, low=0, high=None)
+    _check_transfer(transfer)
     num_prompt = num_known if transfer.num_prompt_tokens is None else transfer.num_prompt_tokens
     _require_range("kv_transfer_params.num_prompt_tokens", num_prompt, low=1, high=num_known)
     return Generation(
@@ -169,6 +186,16 @@ def _param_of(message: str, path: str) -> str | None:
         return parent or None
     name = message.split("field `", 1)[1].split("`", 1)[0]
     return f"{parent}.{name}" if parent else name
+
+
+def _check_transfer(transfer: TransferBody) -> None:
+    _require_length("kv_transfer_params.request_id", transfer.request_id or "")
+    _require_range("kv_transfer_params.attempt", transfer.attempt, low=0, high=None)
+    _require_range("kv_transfer_params.choice", transfer.choice, low=0, high=None)
+    if transfer.num_prompt_tokens is not None:
+        _require_range("kv_transfer_params.num_prompt_tokens", transfer.num_prompt_tokens, low=1, high=None)
+    if transfer.temperature is not None:
+        _require_temperature("kv_transfer_params.temperature", transfer.temperature)
 
 
 def _check_model(body: GenerateBody, info: EngineInfo) -> None:
@@ -201,12 +228,13 @@ def _read_sampling(params: SamplingBody, transfer: TransferBody) -> Sampling:
             raise _refusal(f"sampling_params.{field}", value, f"only {neutral} is supported", "unsupported_parameter")
     if params.stop:
         raise _refusal("sampling_params.stop", "set", "only null or [] is supported", "unsupported_parameter")
-    if not (math.isfinite(params.temperature) and params.temperature >= 0.0):
-        raise _refusal("sampling_params.temperature", params.temperature, "it must be finite and at least 0")
+    _require_temperature("sampling_params.temperature", params.temperature)
+    if transfer.temperature not in (None, params.temperature):
+        limit = f"it must be that of sampling_params, {params.temperature}"
+        raise _refusal("kv_transfer_params.temperature", transfer.temperature, limit)
     if not 0.0 < params.top_p <= 1.0:
         raise _refusal("sampling_params.top_p", params.top_p, "it must be above 0 and at most 1")
     _require_range("sampling_params.top_k", params.top_k, low=-1, high=None)
-    _require_range("kv_transfer_params.choice", transfer.choice, low=0, high=None)
     return Sampling(
         temperature=params.temperature,
         top_k=params.top_k if params.top_k > 0 else None,
@@ -243,6 +271,11 @@ def _require_range(field: str, value: int, *, low: int, high: int | None) -> Non
     if value < low or (high is not None and value > high):
         limit = f"at least {low}" if high is None else f"from {low} to {high}"
         raise _refusal(field, value, f"it must be {limit}")
+
+
+def _require_temperature(field: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0.0):
+        raise _refusal(field, value, "it must be finite and at least 0")
 
 
 def _require_length(field: str, text: str) -> None:
