@@ -162,6 +162,12 @@ class NodeLink:
         self.num_read += num_read
         return num_read
 
+    def count_held(self, hashes: Sequence[BlockHash]) -> int:
+        """How many first blocks of ``hashes`` the node holds now; call it as a sequence begins. Reads none, promises nothing."""
+        if not hashes:
+            return 0
+        return self._attempt(partial(_count_held, hashes=hashes), knock=True) or 0
+
     def offer(
         self, choose: Callable[[int], Mapping[BlockHash, _SourceT]], fill: Callable[[_SourceT, memoryview], None]
     ) -> int | None:
@@ -281,6 +287,13 @@ class NodeLink:
 def _close_unused(outcome: Future[BlockStore[Any, Any]]) -> None:
     if outcome.exception() is None:
         outcome.result().close()
+
+
+def _count_held(store: BlockStore[Any, Any], hashes: Sequence[BlockHash]) -> int:
+    lease = store.lease(hashes)
+    num_held = len(lease.slots)
+    store.release(lease)
+    return num_held
 
 
 def _read_prefix(
