@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pdd.cli.verify.cases import (
@@ -13,15 +11,14 @@ from pdd.cli.verify.cases import (
     Outcome,
     Trial,
     catch_up_case,
+    count_requests,
     direct_case,
-    exact_rate,
     first_difference,
     judge,
-    mismatches,
     one_shot_case,
-    per_case,
     trials_of,
 )
+from pdd.cli.verify.near_ties import NEAR_TIE, Rivals
 from pdd.cli.verify.prompts import make_prompts
 from pdd.core.request import Route
 from tests.unit.cli.recordings import MD, RLD, P, answer, event, spans
@@ -38,9 +35,13 @@ def relayed(eager: int, main: int, *, extends: int = 0):
 
 def test_every_prompt_tries_each_case_greedy_and_seeded():
     tried = [(each.case.name, each.drawing) for each in trials_of(1)]
-    names = ("direct", "catch_up", *(f"one_shot_{after}" for after in (1, 2, 15, 16, 17, 33, 64, 100)))
+    names = ("direct", "catch_up", *(f"one_shot_{after}" for after in (1, 2, 7, 15, 16, 17, 32, 33, 64, 100)))
     assert sorted(tried) == sorted((name, drawing) for name in names for drawing in Drawing)
     assert sum(each.case.is_relay for each in trials_of(1)) >= 8
+
+
+def test_requests_are_counted_with_the_references():
+    assert count_requests(3) == 3 * (2 + len(list(trials_of(1))))
 
 
 def test_no_answer_is_longer_than_the_reference():
@@ -59,6 +60,69 @@ def test_one_wrong_token_is_a_mismatch_at_its_position():
     outcome = judge(trial(one_shot_case(16)), relayed(16, 24), reference)
     assert outcome.first_difference == 20
     assert outcome.problem == "differs from position 20 on"
+
+
+def close(best: int, second: int, gap: float = NEAR_TIE / 2) -> Rivals:
+    return Rivals(best=best, second=second, gap=gap)
+
+
+def judged_with(rivals: Rivals, *, at: int = 20) -> Outcome:
+    """The reference has token 9999 where the answer's tokens are their positions."""
+    reference = list(range(REFERENCE_TOKENS))
+    reference[at] = 9999
+    return judge(trial(one_shot_case(16)), relayed(16, 24), reference, rivals)
+
+
+@pytest.mark.parametrize("rivals", [close(9999, 20), close(20, 9999)])
+def test_a_difference_at_a_near_tie_of_these_two_tokens_is_forgiven_but_not_exact(rivals: Rivals):
+    outcome = judged_with(rivals)
+    assert (outcome.problem, outcome.near_tie, outcome.exact, outcome.relayed) == (None, True, False, True)
+    assert (outcome.first_difference, outcome.gap) == (20, NEAR_TIE / 2)
+
+
+def test_what_follows_a_near_tie_is_not_compared():
+    reference = [*range(20), *range(9000, 9000 + REFERENCE_TOKENS)]
+    outcome = judge(trial(one_shot_case(16)), relayed(16, 24), reference, close(9000, 20))
+    assert outcome.near_tie
+
+
+@pytest.mark.parametrize("gap", [NEAR_TIE, 2e-3])
+def test_a_difference_between_tokens_further_apart_is_a_mismatch(gap: float):
+    outcome = judged_with(close(9999, 20, gap))
+    assert outcome.problem == f"differs from position 20 on: the two best tokens are {gap:.2g} apart"
+    assert not outcome.near_tie
+
+
+@pytest.mark.parametrize("rivals", [close(9999, 7), close(7, 20), close(7, 8)])
+def test_a_near_tie_of_other_tokens_explains_nothing(rivals: Rivals):
+    outcome = judged_with(rivals)
+    assert outcome.problem == "differs from position 20 on: it isn't one of the two best tokens for the other"
+
+
+@pytest.mark.parametrize("main", [4, 3])
+def test_an_answer_that_ends_early_is_a_mismatch_whatever_the_scores(main: int):
+    tokens = 1 + 16 + main
+    outcome = judge(trial(one_shot_case(16)), relayed(16, main), range(REFERENCE_TOKENS), close(tokens, 9999))
+    assert outcome.problem == f"differs from position {tokens} on, and has {tokens} tokens instead of 41"
+
+
+def test_an_answer_that_ends_early_after_a_near_tie_is_a_mismatch():
+    reference = [*range(20), 9999, *range(21, REFERENCE_TOKENS)]
+    outcome = judge(trial(one_shot_case(16)), relayed(16, 10), reference, close(9999, 20))
+    assert outcome.problem == "differs from position 20 on, and has 27 tokens instead of 41"
+
+
+def test_a_near_tie_does_not_excuse_a_relay_that_was_none():
+    reference = [*range(20), 9999, *range(21, REFERENCE_TOKENS)]
+    outcome = judge(trial(one_shot_case(16)), relayed(15, 25), reference, close(9999, 20))
+    assert outcome.problem == "not relayed as asked: relay decode computed 15 tokens instead of 16"
+    assert not outcome.near_tie
+
+
+def test_without_scores_nothing_is_forgiven():
+    reference = [*range(20), 9999, *range(21, REFERENCE_TOKENS)]
+    outcome = judge(trial(one_shot_case(16)), relayed(16, 24), reference)
+    assert (outcome.problem, outcome.near_tie) == ("differs from position 20 on", False)
 
 
 @pytest.mark.parametrize("eager", [15, 17])
@@ -103,24 +167,6 @@ def test_a_short_answer_differs_where_it_ends():
     assert first_difference((1, 2, 3), (1, 2)) == 2
     assert first_difference((1, 2), (1, 2)) is None
     assert first_difference((), ()) is None
-
-
-def test_results_are_counted_by_case_and_mismatches_name_their_prompt():
-    good = Outcome(trial=trial(one_shot_case(1)), relayed=True)
-    bad = replace(good, relayed=False, problem="differs from position 3 on", first_difference=3)
-    assert exact_rate([good, bad]) == 0.5
-    assert exact_rate([]) == 0.0
-    assert per_case([good, bad]) == {"one_shot_1": {"requests": 2, "exact": 1, "relays": 1}}
-    assert mismatches([good, bad], {1: 321}) == [
-        {
-            "prompt": 1,
-            "prompt_tokens": 321,
-            "case": "one_shot_1",
-            "sampling": "greedy",
-            "first_difference": 3,
-            "problem": "differs from position 3 on",
-        }
-    ]
 
 
 def test_direct_trials_pin_the_direct_route():

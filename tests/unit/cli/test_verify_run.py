@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from pdd.cli.ask.conversation import Question, ReceivedAnswer, SpanListener, TokenPrompt
-from pdd.cli.verify.cases import REFERENCE_TOKENS
+from pdd.cli.verify.cases import REFERENCE_TOKENS, Drawing, count_requests
 from pdd.cli.verify.prompts import Prompt
-from pdd.cli.verify.run import CONCURRENCY, Setup, count_jobs, run_trials
+from pdd.cli.verify.run import CONCURRENCY, Setup, run_trials
 from pdd.core.errors import Unavailable, WorkerFailed
 from pdd.core.ids import WorkerId
 from pdd.core.request import FinishReason, Generation, HandoffMode, Route, TokenSpan
@@ -73,8 +76,38 @@ class FailingRouter(HonestRouter):
         return super().answer(question)
 
 
-def setup(router: HonestRouter, engine: CountingEngine) -> Setup:
-    return Setup(router=router, unbroken=engine, model="m", seed=10, salt="salt")
+class RoundingRouter(HonestRouter):
+    """Draws token 7 at position 20 of every relay, in place of 20."""
+
+    def answer(self, question: Question) -> ReceivedAnswer:
+        honest = super().answer(question)
+        if question.pins.route is Route.DIRECT:
+            return honest
+        changed = tuple(
+            replace(span, token_ids=tuple(7 if token == 20 else token for token in span.token_ids))
+            for span in honest.spans
+        )
+        return replace(honest, spans=changed)
+
+
+class FlatScores:
+    """Finds ``likely`` likelier than all others by far, and the first of them by ``gap``."""
+
+    def __init__(self, *likely: int, gap: float) -> None:
+        self._likely = likely
+        self._gap = gap
+        self.asked: list[tuple[tuple[int, ...], str]] = []
+
+    async def logits_after(self, known_tokens: Sequence[int], salt: str) -> npt.NDArray[np.floating]:
+        self.asked.append((tuple(known_tokens), salt))
+        logits = np.full(200, -1e9)
+        logits[list(self._likely)] = 1.0
+        logits[self._likely[0]] += self._gap
+        return logits
+
+
+def setup(router: HonestRouter, engine: CountingEngine, scores: FlatScores | None = None) -> Setup:
+    return Setup(router=router, unbroken=engine, scores=scores, model="m", seed=10, salt="salt")
 
 
 @pytest.mark.anyio
@@ -82,8 +115,8 @@ async def test_an_honest_deployment_is_exact_and_each_prompt_has_its_relays():
     router, engine, done = HonestRouter(), CountingEngine(), []
     outcomes = await run_trials(setup(router, engine), PROMPTS, on_done=lambda: done.append(1))
     assert [outcome.problem for outcome in outcomes] == [None] * len(outcomes)
-    assert sum(outcome.relayed for outcome in outcomes) == 36
-    assert len(done) == count_jobs(2) == len(router.questions) + len(engine.asked)
+    assert sum(outcome.relayed for outcome in outcomes) == 44
+    assert len(done) == count_requests(2) == len(router.questions) + len(engine.asked)
 
 
 @pytest.mark.anyio
@@ -127,3 +160,37 @@ async def test_a_failed_request_and_a_wrong_relay_are_counted_and_the_others_go_
         "one_shot_17": "failed: the answer broke off",
         "one_shot_33": "not relayed as asked: relay decode computed 32 tokens instead of 33",
     }
+
+
+@pytest.mark.anyio
+async def test_where_an_answer_differs_the_unbroken_engine_is_asked_how_near_it_was():
+    engine, scores = CountingEngine(), FlatScores(20, 7, gap=1e-6)
+    outcomes = await run_trials(setup(RoundingRouter(), engine, scores), PROMPTS[:1], on_done=lambda: None)
+    greedy = [outcome for outcome in outcomes if outcome.trial.drawing is Drawing.GREEDY]
+    assert {outcome.problem for outcome in greedy} == {None}
+    longer = [outcome for outcome in greedy if outcome.trial.case.is_relay]
+    assert all(outcome.near_tie and outcome.first_difference == 20 for outcome in longer)
+    known = (*PROMPTS[0].token_ids, *range(20))
+    assert set(scores.asked) == {(known, asked.salt) for asked in engine.asked}
+
+
+@pytest.mark.anyio
+async def test_a_difference_that_no_near_tie_explains_stays_a_mismatch():
+    scores = FlatScores(20, 7, gap=2e-3)
+    outcomes = await run_trials(setup(RoundingRouter(), CountingEngine(), scores), PROMPTS[:1], on_done=lambda: None)
+    greedy = [o for o in outcomes if o.trial.drawing is Drawing.GREEDY and o.trial.case.is_relay]
+    assert {o.problem for o in greedy} == {"differs from position 20 on: the two best tokens are 0.002 apart"}
+
+
+@pytest.mark.anyio
+async def test_without_scores_a_near_tie_is_a_mismatch():
+    outcomes = await run_trials(setup(RoundingRouter(), CountingEngine()), PROMPTS[:1], on_done=lambda: None)
+    relays = [outcome for outcome in outcomes if outcome.trial.case.is_relay]
+    assert {outcome.problem for outcome in relays} == {"differs from position 20 on"}
+
+
+@pytest.mark.anyio
+async def test_exact_answers_need_no_scores():
+    scores = FlatScores(20, 7, gap=0.0)
+    await run_trials(setup(HonestRouter(), CountingEngine(), scores), PROMPTS, on_done=lambda: None)
+    assert scores.asked == []

@@ -7,16 +7,21 @@ cache salt of its own; with a used one main decode would hold the eager tokens' 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from pdd.cli.ask.conversation import Draw, Pins, ReceivedAnswer
 from pdd.cli.ask.measure import count_extends, count_tokens
 from pdd.core.ids import TokenId
 from pdd.core.request import HandoffMode, Role, Route
 
-ONE_SHOT_AFTER = (1, 2, 15, 16, 17, 33, 64, 100)
+if TYPE_CHECKING:  # numpy comes with it, and the command line shall be quick
+    from pdd.cli.verify.near_ties import Rivals
+
+ONE_SHOT_AFTER = (1, 2, 7, 15, 16, 17, 32, 33, 64, 100)
+"""Around the lengths of blocks: 16 tokens on the wire, 32 in a cache of vLLM's."""
 CATCH_UP_AFTER = 48
 _TOKENS_OF_MAIN = 24
 """What main decode adds after a hand-off: enough to show a wrong KV cache."""
@@ -65,12 +70,24 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a trial ended. ``problem`` None: exact, and really served as asked."""
+    """How a trial ended. ``problem`` None: really served as asked, and exact or, if it differs, only from a near tie on.
+
+    ``gap`` is how far apart the reference's two best tokens are at ``first_difference``, where that was asked.
+    """
 
     trial: Trial
     relayed: bool
     problem: str | None = None
     first_difference: int | None = None
+    gap: float | None = None
+
+    @property
+    def exact(self) -> bool:
+        return self.problem is None and self.first_difference is None
+
+    @property
+    def near_tie(self) -> bool:
+        return self.problem is None and self.first_difference is not None
 
 
 def direct_case() -> Case:
@@ -96,13 +113,39 @@ def trials_of(prompt: int) -> Iterable[Trial]:
     return (Trial(prompt=prompt, case=case, drawing=drawing) for drawing in Drawing for case in cases)
 
 
-def judge(trial: Trial, answer: ReceivedAnswer, reference: Sequence[TokenId]) -> Outcome:
-    """Compares token for token, and checks that the answer took the way that it was to prove."""
-    difference = first_difference(answer.token_ids, reference[: trial.case.max_tokens])
+def count_requests(num_prompts: int) -> int:
+    """How many requests the trials of ``num_prompts`` take, the unbroken engine's answers included."""
+    return num_prompts * (len(Drawing) + len(list(trials_of(0))))
+
+
+def judge(trial: Trial, answer: ReceivedAnswer, reference: Sequence[TokenId], rivals: Rivals | None = None) -> Outcome:
+    """Compares token for token, and checks that the answer took the way that it was to prove.
+
+    ``rivals`` are the reference's best tokens at the first difference. Without them any difference is a problem.
+    """
+    expected = reference[: trial.case.max_tokens]
+    difference = first_difference(answer.token_ids, expected)
     why_not = _why_not_served_as_asked(trial.case, answer)
-    problem = f"differs from position {difference} on" if difference is not None else why_not
-    relayed = trial.case.is_relay and why_not is None
-    return Outcome(trial=trial, relayed=relayed, problem=problem, first_difference=difference)
+    different = None if difference is None else _why_different(answer.token_ids, expected, difference, rivals)
+    return Outcome(
+        trial=trial,
+        relayed=trial.case.is_relay and why_not is None,
+        problem=different or why_not,
+        first_difference=difference,
+        gap=rivals.gap if rivals else None,
+    )
+
+
+def _why_different(
+    tokens: Sequence[TokenId], expected: Sequence[TokenId], position: int, rivals: Rivals | None
+) -> str | None:
+    """None for a near tie; what comes after it can't be compared, but has to come."""
+    if len(tokens) != len(expected):
+        return f"differs from position {position} on, and has {len(tokens)} tokens instead of {len(expected)}"
+    if rivals is None:
+        return f"differs from position {position} on"
+    why_not = rivals.why_no_near_tie(tokens[position], expected[position])
+    return None if why_not is None else f"differs from position {position} on: {why_not}"
 
 
 def first_difference(tokens: Sequence[TokenId], reference: Sequence[TokenId]) -> int | None:
@@ -129,38 +172,3 @@ def _why_no_catch_up(eager: int, after: int, num_extends: int) -> str | None:
     if eager < after:
         return f"not relayed as asked: relay decode computed {eager} tokens, fewer than {after}"
     return None if num_extends else "not relayed as asked: nothing was extended while relay decode went on"
-
-
-# The result -----------------------------------------------------------------------------------------------------------
-
-
-def exact_rate(outcomes: Sequence[Outcome]) -> float:
-    """The share of trials without a problem; 0 if there was none."""
-    return sum(outcome.problem is None for outcome in outcomes) / len(outcomes) if outcomes else 0.0
-
-
-def per_case(outcomes: Iterable[Outcome]) -> Mapping[str, dict[str, int]]:
-    """For each case: how many trials, how many exact, how many relayed."""
-    cases: dict[str, dict[str, int]] = {}
-    for outcome in outcomes:
-        counts = cases.setdefault(outcome.trial.case.name, {"requests": 0, "exact": 0, "relays": 0})
-        counts["requests"] += 1
-        counts["exact"] += outcome.problem is None
-        counts["relays"] += outcome.relayed
-    return cases
-
-
-def mismatches(outcomes: Iterable[Outcome], prompt_lengths: Mapping[int, int]) -> list[dict[str, object]]:
-    """Every trial that failed: where, and what was wrong. Never any tokens."""
-    return [
-        {
-            "prompt": outcome.trial.prompt,
-            "prompt_tokens": prompt_lengths[outcome.trial.prompt],
-            "case": outcome.trial.case.name,
-            "sampling": outcome.trial.drawing,
-            "first_difference": outcome.first_difference,
-            "problem": outcome.problem,
-        }
-        for outcome in outcomes
-        if outcome.problem is not None
-    ]

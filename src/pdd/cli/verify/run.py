@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pdd.cli.ask.conversation import Question, ReceivedAnswer, TokenPrompt
 from pdd.cli.demo.play import Asker
 from pdd.cli.verify.cases import REFERENCE_TOKENS, Drawing, Outcome, Trial, draw_of, judge, trials_of
+from pdd.cli.verify.near_ties import Rivals, rivals_at
 from pdd.cli.verify.prompts import Prompt
+from pdd.cli.verify.scores import ReferenceScores
 from pdd.core.errors import PddError
 from pdd.core.ids import RequestId, Salt, TokenId
 from pdd.core.request import Generation, Sampling
@@ -21,10 +23,14 @@ CONCURRENCY = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Who answers. ``unbroken`` is one engine, asked alone; ``salt`` keeps this run's caches from any other's."""
+    """Who answers. ``unbroken`` is one engine, asked alone; ``salt`` keeps this run's caches from any other's.
+
+    With the ``scores`` of that engine near ties are forgiven; without, nothing is.
+    """
 
     router: Asker
     unbroken: EngineClient
+    scores: ReferenceScores | None
     model: str
     seed: int
     salt: str
@@ -57,11 +63,6 @@ class _Results:
     answers: dict[Trial, ReceivedAnswer | PddError] = field(default_factory=dict[Trial, ReceivedAnswer | PddError])
 
 
-def count_jobs(num_prompts: int) -> int:
-    """How many requests a run takes, references included."""
-    return num_prompts * (len(Drawing) + len(list(trials_of(0))))
-
-
 async def run_trials(setup: Setup, prompts: Sequence[Prompt], *, on_done: Callable[[], None]) -> list[Outcome]:
     """All trials of all prompts, in order; ``on_done`` is called after each request.
 
@@ -79,7 +80,7 @@ async def run_trials(setup: Setup, prompts: Sequence[Prompt], *, on_done: Callab
     async with asyncio.TaskGroup() as group:
         for _ in range(CONCURRENCY):
             group.create_task(work())
-    return [_outcome(trial, results) for prompt in prompts for trial in trials_of(prompt.number)]
+    return [await _outcome(setup, prompt, trial, results) for prompt in prompts for trial in trials_of(prompt.number)]
 
 
 def _jobs(prompts: Sequence[Prompt]) -> Iterator[_Job]:
@@ -100,16 +101,16 @@ async def _do(setup: Setup, job: _Job, results: _Results) -> None:
 
 
 async def _ask_engine(setup: Setup, prompt: Prompt, drawing: Drawing) -> tuple[TokenId, ...]:
-    name = f"{setup.salt}-{prompt.number}-{drawing}-unbroken"
+    salt = _unbroken_salt(setup, prompt, drawing)
     generation = Generation(
-        request_id=RequestId(name),
+        request_id=RequestId(salt),
         attempt=1,
         known_tokens=prompt.token_ids,
         num_prompt_tokens=len(prompt.token_ids),
         max_tokens=REFERENCE_TOKENS,
         stop_token_ids=frozenset(),
         sampling=_sampling(setup, prompt, drawing),
-        salt=Salt(name),
+        salt=salt,
     )
     async with aclosing(setup.unbroken.generate(generation)) as spans:
         return tuple([token async for span in spans for token in span.tokens])
@@ -138,9 +139,26 @@ def _question(setup: Setup, prompt: Prompt, trial: Trial) -> Question:
     )
 
 
-def _outcome(trial: Trial, results: _Results) -> Outcome:
+async def _outcome(setup: Setup, prompt: Prompt, trial: Trial, results: _Results) -> Outcome:
     match results.answers[trial]:
         case ReceivedAnswer() as answer:
-            return judge(trial, answer, results.references[trial.prompt, trial.drawing])
+            reference = results.references[trial.prompt, trial.drawing]
+            outcome = judge(trial, answer, reference)
+            if setup.scores is None or outcome.first_difference is None:
+                return outcome
+            rivals = await _ask_rivals(setup, setup.scores, prompt, trial, reference[: outcome.first_difference])
+            return judge(trial, answer, reference, rivals)
         case PddError() as error:
             return Outcome(trial=trial, relayed=False, problem=f"failed: {error}")
+
+
+async def _ask_rivals(
+    setup: Setup, scores: ReferenceScores, prompt: Prompt, trial: Trial, before: Sequence[TokenId]
+) -> Rivals:
+    """Who might have been drawn after ``before``. The salt is the reference's: most of it lies in its engine's cache."""
+    logits = await scores.logits_after((*prompt.token_ids, *before), _unbroken_salt(setup, prompt, trial.drawing))
+    return rivals_at(logits, _sampling(setup, prompt, trial.drawing), position=len(before))
+
+
+def _unbroken_salt(setup: Setup, prompt: Prompt, drawing: Drawing) -> Salt:
+    return Salt(f"{setup.salt}-{prompt.number}-{drawing}-unbroken")
