@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import msgspec
+
 from pdd.cli.deploy.lifeline import ReadySignal, watch_lifeline
 from pdd.cli.deploy.state import RoleKind, RunDirectory, default_state_root, run_directory
 from pdd.cli.options import Subparsers, add_state_dir
 from pdd.cli.output import exit_code_of, root_cause, show_error
 from pdd.core.errors import ConfigError
-from pdd.core.topology import Topology
+from pdd.core.topology import EngineKind, Topology
 from pdd.transport.flood import LoopErrorLog
 
 _logger = logging.getLogger(__name__)
@@ -73,7 +75,29 @@ def add_commands(commands: Subparsers) -> None:
             add_state_dir(parser)
         else:
             parser.set_defaults(state_dir=default_state_root())
-        parser.set_defaults(run=run_role, role_kind=kind)
+        parser.set_defaults(run=run_role, role_kind=kind, backend=None)
+        if kind is RoleKind.ENGINE:
+            _add_engine_flags(parser)
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    live = [kind.value for kind in EngineKind if kind is not EngineKind.MODELLED]
+    parser.add_argument("--backend", choices=live, help="which engine it is, in place of the topology's kind")
+    parser.add_argument(
+        "--print-vllm-command",
+        dest="run",
+        action="store_const",
+        const=print_vllm_command,
+        help="print the `vllm serve` that would be the same engine, and exit",
+    )
+
+
+def print_vllm_command(arguments: argparse.Namespace) -> int:
+    """Prints how to run the engine by vLLM's own command; returns the exit code."""
+    from pdd.cli.roles.engine import describe_vllm
+
+    print(describe_vllm(_context(arguments, on_ready=lambda: None)))
+    return 0
 
 
 def run_role(arguments: argparse.Namespace) -> int:
@@ -85,17 +109,17 @@ def run_role(arguments: argparse.Namespace) -> int:
     _raise_descriptor_limit()
     kind = cast("RoleKind", arguments.role_kind)
     try:
-        topology = _read_topology(arguments)
-        context = RoleContext(
-            topology=topology,
-            name=arguments.name,
-            run=run_directory(arguments.state_dir, topology.name),
-            on_ready=ready.ready,
-        )
+        context = _context(arguments, on_ready=ready.ready)
         asyncio.run(_until_stopped(_main_of(kind)(context)))
     except Exception as raised:  # noqa: BLE001 (the outermost edge of the process)
         return _fail(root_cause(raised), ready)
     return 0
+
+
+def _context(arguments: argparse.Namespace, *, on_ready: Callable[[], None]) -> RoleContext:
+    topology = _read_topology(arguments)
+    run = run_directory(arguments.state_dir, topology.name)
+    return RoleContext(topology=topology, name=arguments.name, run=run, on_ready=on_ready)
 
 
 def _raise_descriptor_limit() -> None:
@@ -139,10 +163,21 @@ def _read_topology(arguments: argparse.Namespace) -> Topology:
     exposure = Exposure.INSECURE_PLAINTEXT if arguments.insecure_plaintext else Exposure.LOOPBACK
     if arguments.topology.endswith(".json"):
         topology = read_resolved(Path(arguments.topology))
-        if arguments.lifeline_fd is None:  # `pdd up` has checked what it hands over
-            check_topology(topology, TopologySource(file=arguments.topology).refuse, exposure)
-        return topology
-    return require_resolved(load_topology(arguments.topology, exposure=exposure), arguments.topology)
+        unchecked = arguments.lifeline_fd is None  # `pdd up` has checked what it hands over
+    else:
+        topology = require_resolved(load_topology(arguments.topology, exposure=exposure), arguments.topology)
+        unchecked = False
+    if arguments.backend is not None:
+        topology, unchecked = _with_backend(topology, arguments.name, EngineKind(arguments.backend)), True
+    if unchecked:
+        check_topology(topology, TopologySource(file=arguments.topology).refuse, exposure)
+    return topology
+
+
+def _with_backend(topology: Topology, name: str, kind: EngineKind) -> Topology:
+    chosen = topology.engine(name)
+    engines = (msgspec.structs.replace(e, kind=kind) if e is chosen else e for e in topology.engines)
+    return msgspec.structs.replace(topology, engines=tuple(engines))
 
 
 def _main_of(kind: RoleKind) -> RoleMain:

@@ -1,4 +1,4 @@
-"""One engine, composed: scripted or embedded, beside its KV node, served over HTTP."""
+"""One engine, composed: scripted, embedded or vLLM, beside its KV node, served over HTTP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import assert_never
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
 
 from pdd.cli.roles.command import RoleContext
 from pdd.cli.topology.check import block_tokens_of
@@ -20,6 +21,9 @@ from pdd.core.units import Seconds
 from pdd.engine.base import EngineClient
 from pdd.engine.catalog import ModelEntry, find_model
 from pdd.engine.http.server import serve_engine
+
+if TYPE_CHECKING:
+    from pdd.plugins.vllm.server import Device, VllmLaunch
 
 _logger = logging.getLogger(__name__)
 _NODE_TIMEOUT = Seconds(0.5)
@@ -37,26 +41,84 @@ class _RunningEngine:
 async def main(context: RoleContext) -> None:
     """Runs the engine named ``context.name``."""
     table = context.topology.engine(context.name)
+    if table.kind is EngineKind.VLLM:
+        await _serve_vllm(context, table)
+    else:
+        await _serve(context, table)
+
+
+def describe_vllm(context: RoleContext) -> str:
+    """The command line of vLLM's own that would be the same engine.
+
+    Raises:
+        ConfigError: the engine is of another kind.
+    """
+    from pdd.plugins.vllm.server import Device, find_device, vllm_command
+
+    table = context.topology.engine(context.name)
+    if table.kind is not EngineKind.VLLM:
+        raise ConfigError(f"--print-vllm-command: engine {table.name!r} is {table.kind.value}; say --backend vllm")
+    return vllm_command(_vllm_launch(context, table, find_device() or Device.ACCELERATOR))
+
+
+async def _serve(context: RoleContext, table: EngineTable) -> None:
     model = find_model(context.topology.model)
     kv_format = model.kv_format(block_tokens_of(context.topology, context.topology.node(table.node)))
     async with _engine(context, table, model, kv_format) as running:
         try:
             async with serve_engine(running.engine, host=table.host, port=table.port, vocab_size=model.vocab_size):
-                _logger.info(
-                    "engine_ready engine=%s kind=%s role=%s cluster=%s node=%s model=%s listen=%s:%d",
-                    table.name,
-                    table.kind,
-                    table.role,
-                    table.cluster,
-                    table.node,
-                    model.name,
-                    table.host,
-                    table.port,
-                )
-                context.on_ready()
+                _tell_ready(context, table)
                 await running.until_failed()
         except OSError as error:
             raise ConfigError(f"engine {table.name!r}: can't listen on {table.host}:{table.port}: {error}") from error
+
+
+def _tell_ready(context: RoleContext, table: EngineTable) -> None:
+    _logger.info(
+        "engine_ready engine=%s kind=%s role=%s cluster=%s node=%s model=%s listen=%s:%d",
+        table.name,
+        table.kind,
+        table.role,
+        table.cluster,
+        table.node,
+        context.topology.model,
+        table.host,
+        table.port,
+    )
+    context.on_ready()
+
+
+async def _serve_vllm(context: RoleContext, table: EngineTable) -> None:
+    from pdd.plugins.vllm.server import VLLM_ENVIRONMENT, require_vllm, serve_vllm
+
+    device = require_vllm()
+    # Before vLLM is imported, or it is too late; what the user has set stays.
+    for name, value in VLLM_ENVIRONMENT[device].items():
+        os.environ.setdefault(name, value)
+    launch = await asyncio.to_thread(_vllm_launch, context, table, device)
+    await serve_vllm(launch, on_ready=lambda: _tell_ready(context, table))
+
+
+def _vllm_launch(context: RoleContext, table: EngineTable, device: Device) -> VllmLaunch:
+    from pdd.engine.models.checkpoint import checkpoint_folder
+    from pdd.plugins.vllm.server import VllmLaunch
+
+    topology = context.topology
+    model = find_model(topology.model)
+    return VllmLaunch(
+        table=table,
+        model=model.name,
+        folder=checkpoint_folder(model, default_cache_root()),
+        kv_format=model.kv_format(block_tokens_of(topology, topology.node(table.node))),
+        max_model_tokens=topology.max_model_tokens,
+        node_socket=context.run.node_socket(table.node),
+        device=device,
+    )
+
+
+def default_cache_root() -> Path:
+    """Where models are kept in the form that vLLM reads: ``$XDG_CACHE_HOME/pdd``, or ``~/.cache/pdd``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pdd"
 
 
 def _engine(
@@ -70,7 +132,7 @@ def _engine(
         case EngineKind.EMBEDDED:
             return _embedded(context, table, model, kv_format)
         case EngineKind.VLLM:
-            raise ConfigError(f"engine {table.name!r}: vLLM engines can't be launched yet")
+            raise AssertionError("vLLM has a server of its own")
         case _:
             assert_never(table.kind)
 
