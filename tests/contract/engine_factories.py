@@ -1,32 +1,40 @@
-"""Every engine that must pass the contract. A further one is one more entry in ``FACTORIES``."""
+"""Every engine that must pass the contract, each behind an HTTP server. A further one is one more entry in ``FACTORIES``."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import pytest
 
 from pdd.core.ids import WorkerId
 from pdd.core.kv_format import DType, uniform_attention_format
+from pdd.core.topology import LOOPBACK, Address
 from pdd.core.units import Seconds
-from pdd.engine.base import EngineClient
 from pdd.engine.catalog import find_model
+from pdd.engine.http.server import serve_engine
 from pdd.engine.scripted.engine import Script, ScriptedEngine
+from tests.support.vllm_process import MODEL
 
 
 @dataclass(frozen=True)
 class EngineUnderTest:
-    """``max_running`` is how many it runs at once; ``long_answer`` so many tokens that they take a minute or more."""
+    """``max_running`` is how many it runs at once; ``long_answer`` so many tokens that they take a minute or more, or
+    longer at least than such a test may take.
+    """
 
-    engine: EngineClient
+    address: Address
+    model: str
+    max_model_tokens: int
+    block_tokens: int
     vocab_size: int
     max_running: int
     long_answer: int
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...] = tuple(range(20, 55))
 
 
 @asynccontextmanager
-async def scripted() -> AsyncGenerator[EngineUnderTest]:
+async def scripted(_request: pytest.FixtureRequest) -> AsyncGenerator[EngineUnderTest]:
     kv_format = uniform_attention_format(
         model="script", num_layers=1, num_kv_heads=1, head_dim=8, dtype=DType.FLOAT32, block_tokens=16
     )
@@ -36,19 +44,22 @@ async def scripted() -> AsyncGenerator[EngineUnderTest]:
     engine = ScriptedEngine(
         WorkerId("scripted"), kv_format=kv_format, script=script, max_model_tokens=100_000, instance="contract"
     )
-    yield EngineUnderTest(
-        engine=engine,
-        vocab_size=script.vocab_size,
-        max_running=script.max_running,
-        long_answer=90_000,
-        prompt=tuple(range(20, 55)),
-    )
+    async with serve_engine(engine, host=LOOPBACK, port=0, vocab_size=script.vocab_size) as address:
+        yield EngineUnderTest(
+            address=address,
+            model="script",
+            max_model_tokens=100_000,
+            block_tokens=16,
+            vocab_size=script.vocab_size,
+            max_running=script.max_running,
+            long_answer=90_000,
+        )
     engine.close()
     assert engine.num_open == 0
 
 
 @asynccontextmanager
-async def embedded() -> AsyncGenerator[EngineUnderTest]:
+async def embedded(_request: pytest.FixtureRequest) -> AsyncGenerator[EngineUnderTest]:
     pytest.importorskip("torch")
     from pdd.engine.embedded.engine import EmbeddedSettings, open_embedded_engine
 
@@ -61,17 +72,37 @@ async def embedded() -> AsyncGenerator[EngineUnderTest]:
         max_batch=4,
         prefill_chunk_tokens=32,
     )
-    async with open_embedded_engine(settings) as engine:
+    async with (
+        open_embedded_engine(settings) as engine,
+        serve_engine(engine, host=LOOPBACK, port=0, vocab_size=model.vocab_size) as address,
+    ):
         yield EngineUnderTest(
-            engine=engine,
+            address=address,
+            model=model.name,
+            max_model_tokens=model.max_model_tokens,
+            block_tokens=settings.block_tokens,
             vocab_size=model.vocab_size,
             max_running=settings.max_batch,
             long_answer=settings.max_model_tokens - 100,
-            prompt=tuple(range(20, 55)),
         )
 
 
-FACTORIES: dict[str, Callable[[], AbstractAsyncContextManager[EngineUnderTest]]] = {
-    "scripted": scripted,
-    "embedded": embedded,
-}
+@asynccontextmanager
+async def vllm(request: pytest.FixtureRequest) -> AsyncGenerator[EngineUnderTest]:
+    """By its own server, which takes half a minute to start: one for the module."""
+    model = find_model(MODEL)
+    yield EngineUnderTest(
+        address=request.getfixturevalue("vllm_address"),
+        model=MODEL,
+        max_model_tokens=model.max_model_tokens,
+        block_tokens=16,
+        vocab_size=model.vocab_size,
+        max_running=4,
+        long_answer=model.max_model_tokens - 100,
+    )
+
+
+Factory = Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[EngineUnderTest]]
+_OURS: dict[str, Factory] = {"scripted": scripted, "embedded": embedded}
+_INSTALLED: dict[str, Factory] = {"vllm": vllm} if find_spec("vllm") else {}
+FACTORIES = _OURS | _INSTALLED

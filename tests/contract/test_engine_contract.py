@@ -1,7 +1,7 @@
 """What every engine must do, seen through its HTTP interface by the router's own client."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -10,11 +10,11 @@ import pytest
 from pdd.core.errors import ContextTooLong, InvalidRequest, UnknownModel
 from pdd.core.ids import RequestId, Salt, WorkerId
 from pdd.core.request import GREEDY, FinishReason, Generation, Sampling, TokenSpan
-from pdd.core.topology import LOOPBACK, Address
+from pdd.core.topology import Address
 from pdd.engine.http.client import HttpEngineClient
 from pdd.engine.http.contract import SpanContract
-from pdd.engine.http.server import serve_engine
 from tests.contract.engine_factories import FACTORIES, EngineUnderTest
+from tests.support.vllm_process import vllm_process
 
 pytestmark = pytest.mark.anyio
 NUM_TOKENS = 20
@@ -24,7 +24,6 @@ SEEDED = Sampling(temperature=2.0, top_k=None, top_p=1.0, seed=11)
 @dataclass(frozen=True)
 class Served:
     client: HttpEngineClient
-    address: Address
     under_test: EngineUnderTest
 
     def asked(self, *, sampling: Sampling = GREEDY, max_tokens: int = NUM_TOKENS, salt: str = "") -> Generation:
@@ -47,14 +46,19 @@ class Served:
         return tuple(token for span in await self.spans(generation) for token in span.tokens)
 
 
+@pytest.fixture(scope="module")
+def vllm_address() -> Iterator[Address]:
+    with vllm_process(["--max-num-seqs", "4"]) as vllm:
+        yield vllm.address
+
+
 @pytest.fixture(params=FACTORIES.values(), ids=FACTORIES.keys())
 async def served(request: pytest.FixtureRequest) -> AsyncGenerator[Served]:
     async with (
-        request.param() as under_test,
-        serve_engine(under_test.engine, host=LOOPBACK, port=0, vocab_size=under_test.vocab_size) as address,
-        HttpEngineClient(WorkerId("served"), address) as client,
+        request.param(request) as under_test,
+        HttpEngineClient(WorkerId("served"), under_test.address) as client,
     ):
-        yield Served(client, address, under_test)
+        yield Served(client, under_test)
 
 
 def after(whole: Generation, emitted: Sequence[int], attempt: int = 1) -> Generation:
@@ -194,14 +198,24 @@ async def test_refusals_name_the_field(served: Served):
         await served.spans(served.asked(sampling=replace(SEEDED, top_p=1.5)))
     with pytest.raises(InvalidRequest, match="empty"):
         await served.spans(replace(served.asked(), known_tokens=(), num_prompt_tokens=0))
-    async with HttpEngineClient(WorkerId("served"), served.address, model="no such model") as stranger:
+    async with HttpEngineClient(WorkerId("served"), served.under_test.address, model="no such model") as stranger:
         with pytest.raises(UnknownModel, match="no such model"):
             await anext(stranger.generate(served.asked()))
 
 
+async def test_finished_streams_leave_their_connection_to_the_next(served: Served):
+    connections: set[int] = set()
+    for _ in range(3):
+        await served.spans(served.asked())
+        pools = served.client._session.connector._conns.values()
+        connections.update(id(held[0]) for pool in pools for held in pool)
+    assert len(connections) == 1
+
+
 async def test_info_describes_the_engine(served: Served):
-    info = await served.client.info()
-    assert info == await served.under_test.engine.info()
-    assert info.model
+    info, under_test = await served.client.info(), served.under_test
+    assert info.model == under_test.model
+    assert info.max_model_tokens == under_test.max_model_tokens
+    assert info.block_tokens == under_test.block_tokens
     assert info.instance
-    assert info.max_model_tokens >= info.block_tokens >= 1
+    assert await served.client.info() == info

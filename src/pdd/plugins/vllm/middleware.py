@@ -22,7 +22,7 @@ from pdd.core.errors import PddError, Unavailable
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.engine.http.errors import DEFAULT_RETRY_AFTER, reply_to
-from pdd.engine.http.sse import KEEP_ALIVE
+from pdd.engine.http.sse import DONE, KEEP_ALIVE, encode_event
 from pdd.engine.http.wire_reply import INFO_PATH, encode_info
 from pdd.engine.http.wire_request import GENERATE_PATH, decode_body, read_generation
 
@@ -34,6 +34,7 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _DEFAULT_BLOCK_TOKENS = 16
 _KEEP_ALIVE_INTERVAL = Seconds(5.0)
+_LAST_EVENT = encode_event(DONE)
 
 
 class _Transfer(msgspec.Struct):
@@ -138,14 +139,20 @@ class _PatientStream:
             asyncio.Lock()
         )  # a write may have to wait for a slow reader, and messages must not overtake each other
         self._streaming = False
+        self._held = b""
         self._spoke_at = asyncio.get_running_loop().time()
 
     async def send(self, message: Message) -> None:
         async with self._turn:
             if message["type"] == "http.response.start":
                 self._streaming = _is_event_stream(message)
+            elif message.get("body", b"") == _LAST_EVENT and message.get("more_body", False):
+                # Kept for the end, which follows at once: a reader that finds both together keeps the connection.
+                self._held = _LAST_EVENT
+                return
             elif not message.get("more_body", False):
                 self._streaming = False
+                message = {**message, "body": self._held + message.get("body", b"")}
             await self._speak(message)
 
     async def keep_alive(self) -> None:
