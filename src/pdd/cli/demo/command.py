@@ -8,7 +8,7 @@ from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json, add_topology
 from pdd.cli.output import EXIT_FAILURE, print_json
 from pdd.core.request import Role
-from pdd.core.topology import LinkTable, Topology
+from pdd.core.topology import EngineKind, LinkTable, Topology
 from pdd.core.units import Bytes, Seconds, bytes_per_second, transfer_time
 
 
@@ -19,7 +19,8 @@ def add_commands(commands: Subparsers) -> None:
         help="see a relayed answer, and what the relay is good for",
         description="Starts a whole deployment on this machine and has it answer one prompt with the relay, the same "
         "prompt without, and a second turn of the first conversation. Shows who computed which token, when what "
-        "happened, and the waits in seconds. Takes a minute or two; exit code 1 if the relay changed the text.",
+        "happened, and the waits in seconds. Takes a minute or two, with vLLM some minutes, most of which it starts; exit code "
+        "1 if the relay changed the text.",
         epilog="With --json: runs (name, route, ttft_s, ttst_s, max_itl_s, median_itl_s in seconds, p_tokens, "
         "rld_tokens, md_tokens, wan_kv_bytes in bytes, text, exact) and checks.",
     )
@@ -57,7 +58,7 @@ async def _demo(args: argparse.Namespace) -> int:
     kv = Bytes(model.kv_format(topology.block_tokens).bytes_per_token * prompt_tokens)
     progress, console = open_console(stderr=True), open_console(stderr=bool(args.json))
     line = _line_to_main(topology)
-    introduce(console, model=topology.model, line=line, prompt_tokens=prompt_tokens, kv=kv)
+    introduce(console, model=topology.model, engines=_engines(topology), line=line, prompt_tokens=prompt_tokens, kv=kv)
     async with launched(topology, progress) as deployment, RouterClient.of(deployment) as client:
         stage = QuietStage(progress) if args.json else DemoStage(console)
         pace = await measure_pace(client, model=topology.model)
@@ -71,6 +72,13 @@ async def _demo(args: argparse.Namespace) -> int:
         print_results(console, runs)
         print_verdict(console, runs, verdict)
     return 0 if runs.exact else EXIT_FAILURE
+
+
+def _engines(topology: Topology) -> str:
+    """Who computes, in the order of an answer's way."""
+    names = {EngineKind.EMBEDDED: "PDD's own engine", EngineKind.VLLM: "vLLM"}
+    kinds = dict.fromkeys(topology.engines_of(role)[0].kind for role in Role)
+    return " and ".join(names.get(kind, f"{kind} engines") for kind in kinds)
 
 
 def _crossing(size: Bytes, line: LinkTable | None) -> Seconds:

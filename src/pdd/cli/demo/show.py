@@ -35,11 +35,13 @@ _TITLES = {
 }
 
 
-def introduce(console: Console, *, model: str, line: LinkTable | None, prompt_tokens: int, kv: Bytes) -> None:
+def introduce(
+    console: Console, *, model: str, engines: str, line: LinkTable | None, prompt_tokens: int, kv: Bytes
+) -> None:
     """Says what will be seen. ``line`` joins the clusters; ``kv`` is the prompt's KV cache."""
     prefill, relay, main = (look_of(role) for role in Role)
     console.print()
-    console.print(Text("  An answer starts in cluster A and finishes in cluster B", style="bold"))
+    console.print(Text(f"  An answer starts in cluster A and finishes in cluster B, on {engines}", style="bold"))
     console.print()
     console.print(Text("  cluster A                                     :          cluster B", style="dim"))
     wan = f"KV cache, {_describe(line)}" if line else "KV cache"
