@@ -62,8 +62,8 @@ class WireBlocks:
 
     def __init__(self, kv_format: KvFormat, heads: RankHeads, dtype: torch.dtype, *, convert_dtype: bool) -> None:
         """Raises ConfigError: the format is not K and V of equal layers, or of another dtype without leave to convert."""
-        (spec,), *others = kv_format.layers
-        if any(other != (spec,) for other in others) or len(spec.shape) != 3 or spec.shape[0] != 2:
+        spec = kv_format.layers[0][0]
+        if any(layer != (spec,) for layer in kv_format.layers) or len(spec.shape) != 3 or spec.shape[0] != 2:
             raise ConfigError(
                 f"KV format {kv_format.description}: expected K and V of the same shape, 2 x kv_heads x head_dim, in each layer"
             )

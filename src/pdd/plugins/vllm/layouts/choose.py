@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pdd.core.errors import ConfigError
 from pdd.plugins.vllm.layouts.base import CacheLayout
-from pdd.plugins.vllm.layouts.packed import PackedLayer
+from pdd.plugins.vllm.layouts.packed import view_packed
 from pdd.plugins.vllm.layouts.paged import CacheShape, LayerCache, PagedLayout
 from pdd.plugins.vllm.layouts.probe import WriteKv, check_positions, learn_positions
 from pdd.plugins.vllm.layouts.strided import view_standard, view_vec
@@ -90,6 +90,11 @@ def _check_cache(name: str, cache: Tensor, shape: CacheShape) -> None:
             f"layer {name}: its KV cache is {list(cache.shape)}; expected [blocks, heads, tokens, content], "
             f"and a number of tokens that divides the block size, {shape.block_tokens}"
         )
+    if cache[0].numel() != cache.shape[2] * 2 * shape.num_kv_heads * shape.head_dim:
+        raise ConfigError(
+            f"layer {name}: a block of its KV cache is {list(cache.shape[1:])}; expected K and V of {shape.num_kv_heads} heads "
+            f"of {shape.head_dim}, for {cache.shape[2]} tokens"
+        )
     if cache.dtype != shape.dtype:
         raise ConfigError(
             f"layer {name}: its KV cache is {cache.dtype}, the model {shape.dtype}: KV in another type than the model's, "
@@ -110,7 +115,7 @@ def _view_for(positions: Tensor, cache: Tensor) -> tuple[str, Callable[[Tensor],
             torch.stack((where.keys[0], where.values[0])).permute(2, 0, 1, 3), positions
         ):
             return kind, view
-    return "packed, learned", lambda cache: PackedLayer(cache=cache, positions=positions)
+    return "packed, learned", lambda cache: view_packed(cache, positions)
 
 
 def _check_layer(layer: LayerCache, cache: Tensor, shape: CacheShape, write: WriteKv) -> None:

@@ -23,7 +23,7 @@ _EMPTY = -1
 
 
 def learn_positions(cache: Tensor, num_heads: int, head_dim: int, write: WriteKv) -> Tensor:
-    """``[tokens, K|V, heads, head_dim]``: the index of each element in a block's ``[heads, tokens, content]``.
+    """``[tokens, K|V, heads, head_dim]``: the index of each element in a block's ``[heads, tokens, content]``, as large.
 
     Raises:
         ConfigError: the engine stores something else than the values as they are, each in a place of its own.
@@ -31,7 +31,7 @@ def learn_positions(cache: Tensor, num_heads: int, head_dim: int, write: WriteKv
     num_tokens = cache.shape[2]
     shape = (num_tokens, 2, num_heads, head_dim)
     numbers = torch.arange(num_tokens * 2 * num_heads * head_dim, device=cache.device)
-    found = torch.zeros(cache[-1].numel(), dtype=torch.int64, device=cache.device)
+    found = torch.zeros_like(numbers)
     weight = 1
     with _last_block(cache) as block:
         while weight < len(numbers):
@@ -40,15 +40,11 @@ def learn_positions(cache: Tensor, num_heads: int, head_dim: int, write: WriteKv
             cells = block.flatten()
             if not torch.equal(cells, cells.round().clamp(_EMPTY, _BASE - 1)):
                 raise _not_learnable(cache, "it changes the values that it stores")
-            digits = cells.to(torch.int64)
-            found = torch.where(digits == _EMPTY, _EMPTY, found + digits * weight)
+            found += cells.to(torch.int64) * weight
             weight *= _BASE
-    cells = (found != _EMPTY).nonzero().flatten()
-    if not torch.equal(found[cells].sort().values, numbers):
+    if not torch.equal(found.sort().values, numbers):
         raise _not_learnable(cache, "not every value has one place of its own in its block")
-    positions = torch.empty_like(numbers)
-    positions[found[cells]] = cells
-    return positions.view(shape)
+    return found.argsort().view(shape)
 
 
 def check_positions(
