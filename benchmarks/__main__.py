@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME ...]``: all of them, or those named. Tables to stdout, JSON to build/benchmarks."""
+"""``python -m benchmarks [NAME ...]``: those named, or all that need no vLLM. Tables to stdout, JSON to build/benchmarks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from typing import cast
 from rich.console import Console
 
 from benchmarks.report import Result, save, show
+from pdd.core.errors import ConfigError
 
 NAMES = ("link", "replication", "engine", "relay")
+ON_VLLM = ("vllm_relay",)
+"""They need another environment: `make bench-vllm`."""
 
 
 def main() -> None:
     """Runs one after the other: two at once would measure each other."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *NAMES], metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument(
+        "names", nargs="*", choices=[[], *NAMES, *ON_VLLM], metavar="NAME", help=", ".join((*NAMES, *ON_VLLM))
+    )
     parser.add_argument("--repetitions", type=int, default=3, help="of everything measured (default: %(default)s)")
     arguments = parser.parse_args()
     console, progress = Console(width=120), Console(stderr=True)
@@ -28,7 +33,10 @@ def main() -> None:
         # Imported one by one: torch must find its environment set before it comes in.
         module = importlib.import_module(f"benchmarks.{name}")
         run = cast(Callable[[int], Result], module.run)
-        result = run(arguments.repetitions)
+        try:
+            result = run(arguments.repetitions)
+        except ConfigError as error:
+            parser.exit(2, f"{name}: {error}\n")
         show(result, console)
         progress.print(f"{name}: {monotonic() - began:.0f} s, {save(result)}")
 
