@@ -48,7 +48,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def vllm_address() -> Iterator[Address]:
-    with vllm_process(["--max-num-seqs", "4"]) as vllm:
+    with vllm_process(["--max-num-seqs", "4", "--max-num-batched-tokens", "64"]) as vllm:
         yield vllm.address
 
 
@@ -107,6 +107,14 @@ async def test_going_on_after_any_split_gives_the_unbroken_answer(served: Served
         spans = await served.spans(broken)
         assert spans[0].first_position == split
         assert tuple(token for span in spans for token in span.tokens) == unbroken[split:]
+
+
+async def test_a_prompt_that_takes_several_steps_gets_the_same_answer_when_most_of_it_is_cached(served: Served):
+    prompt = tuple(served.under_test.prompt[index % 35] for index in range(500))
+    whole = replace(served.asked(sampling=SEEDED), known_tokens=prompt, num_prompt_tokens=len(prompt))
+    cold = await served.tokens(replace(whole, salt=Salt("several steps")))
+    assert len(cold) == NUM_TOKENS
+    assert await served.tokens(replace(whole, salt=Salt("several steps"))) == cold
 
 
 async def test_an_extend_leaves_the_answer_as_it_is(served: Served):

@@ -43,7 +43,6 @@ def test_a_request_is_what_vllm_expects():
         "temperature": 0.8,
         "top_k": -1,
         "top_p": 0.9,
-        "seed": 7,
         "stop_token_ids": [],
         "ignore_eos": True,
         "detokenize": False,
@@ -53,6 +52,7 @@ def test_a_request_is_what_vllm_expects():
         "attempt": 2,
         "num_prompt_tokens": 21,
         "choice": 0,
+        "seed": 7,
         "temperature": 0.8,
     }
 

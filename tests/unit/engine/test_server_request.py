@@ -35,6 +35,13 @@ def test_without_max_tokens_the_context_is_filled():
     assert read(sampling={"max_tokens": None}).max_tokens == 97
 
 
+def test_a_seed_may_be_given_in_either_place_but_not_two_of_them():
+    assert read({"kv_transfer_params": {"seed": 9}}, {"temperature": 1.0}).sampling.seed == 9
+    assert read({"kv_transfer_params": {"seed": 9}}, {"temperature": 1.0, "seed": 9}).sampling.seed == 9
+    with pytest.raises(InvalidRequest, match="it must be that of sampling_params, 8"):
+        read({"kv_transfer_params": {"seed": 9}}, {"temperature": 1.0, "seed": 8})
+
+
 @pytest.mark.parametrize("top_k", [0, -1])
 def test_both_of_vllms_ways_to_turn_top_k_off_work(top_k: int):
     assert read(sampling={"top_k": top_k}).sampling.top_k is None
@@ -95,6 +102,7 @@ def test_a_sampling_parameter_out_of_range_is_refused_by_name_with_its_limit(
         ({"kv_transfer_params": {"num_prompt_tokens": 4}}, "kv_transfer_params.num_prompt_tokens"),
         ({"kv_transfer_params": {"attempt": -1}}, "kv_transfer_params.attempt"),
         ({"kv_transfer_params": {"choice": -1}}, "kv_transfer_params.choice"),
+        ({"kv_transfer_params": {"seed": -1}}, "kv_transfer_params.seed"),
         ({"kv_transfer_params": {"temperature": 0.7}}, "kv_transfer_params.temperature"),
         ({"kv_transfer_params": {"temperature": -1.0}}, "kv_transfer_params.temperature"),
     ],

@@ -56,6 +56,10 @@ class TransferBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     attempt: int = 0
     num_prompt_tokens: int | None = None
     choice: int = 0
+    seed: int | None = None
+    """Here rather than in ``sampling_params``, where it makes vLLM keep a generator for the request: of no use, and on CPUs
+    its end when a prefill takes more than one step.
+    """
     temperature: float | None = None
     """The exact one, since vLLM lifts ``sampling_params.temperature`` to 0.01 where it lies between 0 and that."""
 
@@ -104,7 +108,6 @@ def encode_generation(generation: Generation, *, model: str | None) -> bytes:
             temperature=sampling.temperature,
             top_k=-1 if sampling.top_k is None else sampling.top_k,
             top_p=sampling.top_p,
-            seed=sampling.seed,
             stop_token_ids=sorted(generation.stop_token_ids),
             ignore_eos=True,
             detokenize=False,
@@ -114,6 +117,7 @@ def encode_generation(generation: Generation, *, model: str | None) -> bytes:
             attempt=generation.attempt,
             num_prompt_tokens=generation.num_prompt_tokens,
             choice=sampling.choice,
+            seed=sampling.seed,
             temperature=sampling.temperature,
         ),
     )
@@ -194,6 +198,8 @@ def _check_transfer(transfer: TransferBody) -> None:
     _require_range("kv_transfer_params.choice", transfer.choice, low=0, high=None)
     if transfer.num_prompt_tokens is not None:
         _require_range("kv_transfer_params.num_prompt_tokens", transfer.num_prompt_tokens, low=1, high=None)
+    if transfer.seed is not None:
+        _require_range("kv_transfer_params.seed", transfer.seed, low=0, high=MAX_SEED - 1)
     if transfer.temperature is not None:
         _require_temperature("kv_transfer_params.temperature", transfer.temperature)
 
@@ -239,18 +245,21 @@ def _read_sampling(params: SamplingBody, transfer: TransferBody) -> Sampling:
         temperature=params.temperature,
         top_k=params.top_k if params.top_k > 0 else None,
         top_p=params.top_p,
-        seed=_read_seed(params),
+        seed=_read_seed(params, transfer),
         choice=transfer.choice,
     )
 
 
-def _read_seed(params: SamplingBody) -> int:
-    if params.seed is None:
-        if params.temperature > 0.0:
-            raise _refusal("sampling_params.seed", None, "it is needed when temperature is above 0")
-        return 0
-    _require_range("sampling_params.seed", params.seed, low=0, high=MAX_SEED - 1)
-    return params.seed
+def _read_seed(params: SamplingBody, transfer: TransferBody) -> int:
+    """It may be given in either place."""
+    if params.seed is not None:
+        _require_range("sampling_params.seed", params.seed, low=0, high=MAX_SEED - 1)
+    if params.seed is not None and transfer.seed not in (None, params.seed):
+        raise _refusal("kv_transfer_params.seed", transfer.seed, f"it must be that of sampling_params, {params.seed}")
+    seed = params.seed if transfer.seed is None else transfer.seed
+    if seed is None and params.temperature > 0.0:
+        raise _refusal("sampling_params.seed", None, "it is needed when temperature is above 0")
+    return seed or 0
 
 
 def _read_stops(params: SamplingBody, vocab_size: int) -> frozenset[TokenId]:

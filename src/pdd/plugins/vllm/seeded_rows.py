@@ -1,7 +1,7 @@
 """Which rows of vLLM's batch belong to seeded requests of the router, and at which output position each of them stands.
 
 Knows no vLLM: ``sampling`` feeds it what either of vLLM's model runners says of its batch. A row is left alone unless its
-request says how long the prompt was (``kv_transfer_params.num_prompt_tokens``), has a seed, and isn't greedy.
+request's ``kv_transfer_params`` say how long the prompt was (``num_prompt_tokens``) and with which seed to draw.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pdd.core.errors import InvalidRequest
 from pdd.core.request import Sampling
 from pdd.engine.http.wire_request import TransferBody, read_transfer
 
@@ -109,7 +110,14 @@ def read_request(params: RequestParams) -> SeededRequest | None:
         InvalidRequest: it is the router's, and says what can't be.
     """
     transfer = _transfer_of(params)
-    if transfer is None or transfer.num_prompt_tokens is None or params.seed is None:
+    if transfer is None or transfer.num_prompt_tokens is None:
+        return None
+    if params.seed is not None:
+        raise InvalidRequest(
+            f"sampling_params.seed is {params.seed}; for vLLM it belongs into kv_transfer_params.seed",
+            param="sampling_params.seed",
+        )
+    if transfer.seed is None:
         return None
     # vLLM has lifted temperatures next to 0; the exact one is beside them.
     temperature = params.temperature if transfer.temperature is None else transfer.temperature
@@ -119,7 +127,7 @@ def read_request(params: RequestParams) -> SeededRequest | None:
         temperature=temperature,
         top_k=params.top_k if params.top_k > 0 else None,
         top_p=params.top_p,
-        seed=params.seed,
+        seed=transfer.seed,
         choice=transfer.choice,
     )
     return SeededRequest(sampling=sampling, num_prompt_tokens=transfer.num_prompt_tokens)
