@@ -7,17 +7,21 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pdd.cli.deploy.forking import Preload
 from pdd.cli.deploy.state import RoleKind, RoleStatus, RunDirectory, run_directory
 from pdd.cli.deploy.supervisor import RoleCommand, Supervisor, Timing
 from pdd.cli.quantities import format_memory
 from pdd.cli.topology.check import ROUTER_NAME
 from pdd.cli.topology.ports import resolve, write_resolved
 from pdd.core.errors import ConfigError
-from pdd.core.topology import LOOPBACK, Address, Topology
+from pdd.core.topology import LOOPBACK, Address, EngineKind, Topology
+from pdd.core.units import Seconds
 
+VLLM_READY_WITHIN = Seconds(600.0)
+"""For an engine, and for a deployment of them: three on two busy cores took 165 s; larger models load for minutes."""
 _WILDCARD_HOSTS = ("0.0.0.0", "::")  # noqa: S104 (recognised, not bound)
 
 
@@ -104,9 +108,25 @@ def role_commands(topology: Topology, run: RunDirectory) -> Iterator[RoleCommand
         yield _command(RoleKind.NODE, node.name, 0, run)
     for link in topology.links:
         yield _command(RoleKind.WAN, link.name, 0, run)
+    preload = _vllm_preload() if runs_vllm(topology) else None
     for engine in topology.engines:
-        yield _command(RoleKind.ENGINE, engine.name, 1, run)
+        command = _command(RoleKind.ENGINE, engine.name, 1, run)
+        if engine.kind is EngineKind.VLLM:
+            command = replace(command, preload=preload, ready_within=VLLM_READY_WITHIN)
+        yield command
     yield _command(RoleKind.ROUTER, ROUTER_NAME, 2, run)
+
+
+def runs_vllm(topology: Topology) -> bool:
+    """Whether any of its engines is vLLM, which takes its time to start."""
+    return any(engine.kind is EngineKind.VLLM for engine in topology.engines)
+
+
+def _vllm_preload() -> Preload:
+    """Raises ConfigError: vLLM is not installed."""
+    from pdd.plugins.vllm.server import PRELOAD_MODULE, VLLM_ENVIRONMENT, require_vllm
+
+    return Preload(module=PRELOAD_MODULE, environment=VLLM_ENVIRONMENT[require_vllm()])
 
 
 def _command(kind: RoleKind, name: str, stage: int, run: RunDirectory) -> RoleCommand:

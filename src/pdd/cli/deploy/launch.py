@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from pdd.cli.deploy.deployment import Deployment, run_deployment
+from pdd.cli.deploy.deployment import VLLM_READY_WITHIN, Deployment, run_deployment, runs_vllm
 from pdd.cli.deploy.state import Phase, RoleStatus
 from pdd.core.errors import Unavailable
 from pdd.core.topology import Topology
@@ -62,8 +62,9 @@ async def launched(topology: Topology, progress: Console) -> AsyncGenerator[Depl
     """
     root = Path(tempfile.mkdtemp(prefix="pdd-"))
     lines = _RoleLines(progress)
+    patience = VLLM_READY_WITHIN if runs_vllm(topology) else _READY_WITHIN
     try:
-        async with asyncio.timeout(_READY_WITHIN) as limit:
+        async with asyncio.timeout(patience) as limit:
             deploying = run_deployment(on_any_port(topology), state_root=root, on_change=lines)
             async with deploying as deployment:
                 limit.reschedule(None)
@@ -71,7 +72,7 @@ async def launched(topology: Topology, progress: Console) -> AsyncGenerator[Depl
                 yield deployment
     except TimeoutError as error:
         lines.point_to(root)
-        message = f"not every role was ready within {_READY_WITHIN:.0f} s; what they said is below {root}"
+        message = f"not every role was ready within {patience:.0f} s; what they said is below {root}"
         raise Unavailable(message, retry_after_s=Seconds(1.0)) from error
     except Exception:
         lines.point_to(root)

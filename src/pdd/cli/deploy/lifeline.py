@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from typing import IO
 
@@ -23,6 +24,8 @@ class RoleReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def watch_lifeline(descriptor: int) -> None:
     """Ends this process at once when the other end of the pipe closes, which nothing can prevent: no orphan survives.
 
+    A process that leads a group ends with all of it: what it has started itself has nobody else to end it.
+
     Raises:
         ConfigError: ``descriptor`` isn't open.
     """
@@ -33,6 +36,8 @@ def watch_lifeline(descriptor: int) -> None:
 def _exit_at_end(lifeline: IO[bytes]) -> None:
     while lifeline.read(1):
         pass
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(ORPHAN_EXIT_CODE)
 
 

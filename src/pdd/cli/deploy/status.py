@@ -76,7 +76,7 @@ def _as_object(
     router = topology.router
     return {
         "topology": topology.name,
-        "model": topology.model,
+        "model": topology.served_model_name,
         "url": f"http://{Address(host=router.host, port=router.port)}",
         "state_dir": str(run.path),
         "healthy": healthy,
@@ -155,7 +155,9 @@ def print_table(
         table.add_row(role.kind.value, role.name, phase, pid, _summarize(topology, role, found, workers))
     router = topology.router
     address = Address(host=router.host, port=router.port)
-    console.print(f"{topology.name}: {topology.model} at http://{address}/v1, files in {run.path}", soft_wrap=True)
+    console.print(
+        f"{topology.name}: {topology.served_model_name} at http://{address}/v1, files in {run.path}", soft_wrap=True
+    )
     console.print(table)
 
 
@@ -236,11 +238,11 @@ def _describe_router(health: dict[str, Any]) -> str:
 
 async def _ask_node(topology: Topology, name: str) -> dict[str, Any]:
     from pdd.cli.topology.check import block_tokens_of
-    from pdd.engine.catalog import find_model
+    from pdd.engine.catalog import model_of
     from pdd.kvnode.client import TcpNodeClient
 
     node = topology.node(name)
-    kv_format = find_model(topology.model).kv_format(block_tokens_of(topology, node))
+    kv_format = model_of(topology).kv_format(block_tokens_of(topology, node))
     address = Address(host=node.host, port=node.port)
     async with TcpNodeClient(node=node.name, address=address, kv_format=kv_format) as client:
         return msgspec.to_builtins(await client.stats())

@@ -18,25 +18,33 @@ from typing import IO
 
 import msgspec
 
+from pdd.cli.deploy.forking import ForkServer, Preload
 from pdd.cli.deploy.lifeline import RoleReport
+from pdd.cli.deploy.processes import RoleProcess, execute, wait_with_group
 from pdd.cli.deploy.state import Phase, RoleKind, RoleStatus, RunDirectory, RunStatus
 from pdd.core.errors import ConfigError
 from pdd.core.units import Seconds
 
 _logger = logging.getLogger(__name__)
+FORK_SERVER_LOG = "fork-server"
+"""Names the log of the process from which roles are forked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleCommand:
     """One role to run. Roles of a later ``stage`` are started when all of the earlier ones have been ready.
 
-    ``arguments`` is the program and its arguments, to which the descriptors of lifeline and ready pipe are added.
+    ``arguments`` is the program and its arguments, to which the descriptors of lifeline and ready pipe are added. With a
+    ``preload`` the program is not executed but forked from a process that holds those imports.
     """
 
     name: str
     kind: RoleKind
     stage: int
     arguments: tuple[str, ...]
+    preload: Preload | None = None
+    ready_within: Seconds | None = None
+    """In place of ``Timing.ready_within``, for what takes longer than other roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +92,7 @@ class _Role:
 class _Child:
     """A running process and the end of the pipe on which it reports."""
 
-    process: asyncio.subprocess.Process
+    process: RoleProcess
     reports: IO[bytes]
 
 
@@ -104,6 +112,8 @@ class Supervisor:
         self._timing = timing
         self._roles = [_Role(command=command, status=self._initial(command)) for command in commands]
         self._lifeline, self._write_end = os.pipe()
+        preloads = {command.preload.module: command.preload for command in commands if command.preload}
+        self._fork_servers = {name: ForkServer(each, run.log_file(FORK_SERVER_LOG)) for name, each in preloads.items()}
 
     @property
     def statuses(self) -> tuple[RoleStatus, ...]:
@@ -132,6 +142,8 @@ class Supervisor:
         finally:
             os.close(self._lifeline)
             os.close(self._write_end)
+            for server in self._fork_servers.values():
+                await server.close()
 
     def _stages(self) -> Iterator[list[_Role]]:
         for stage in sorted({role.command.stage for role in self._roles}):
@@ -158,24 +170,31 @@ class Supervisor:
 
     async def _live_once(self, role: _Role) -> str:
         """Runs the role's process to its end; returns how it ended. Cancelled, it stops the process first."""
-        started = asyncio.get_running_loop().time()
         try:
             child = await self._spawn(role.command)
         except OSError as error:
             return f"can't be started: {error}"
         try:
-            self._set(role, phase=Phase.STARTING, pid=child.process.pid)
-            try:
-                async with asyncio.timeout(self._timing.ready_within):
-                    report = await _read_report(child.reports)
-            except TimeoutError:
-                return f"not ready within {self._timing.ready_within:g} s"
-            self._heed(role, report, Seconds(asyncio.get_running_loop().time() - started))
-            exit_code = await child.process.wait()
-            return _describe_exit(exit_code) if report.config_error is None else report.config_error
+            return await self._watch(role, child)
         finally:
             child.reports.close()
             await self._stop(child.process)
+
+    async def _watch(self, role: _Role, child: _Child) -> str:
+        started = asyncio.get_running_loop().time()
+        self._set(role, phase=Phase.STARTING, pid=child.process.pid)
+        patience = role.command.ready_within or self._timing.ready_within
+        try:
+            async with asyncio.timeout(patience), asyncio.TaskGroup() as group:
+                # What a dead process has left of its group would hold the other end of the pipe.
+                sweeper = group.create_task(wait_with_group(child.process))
+                report = await _read_report(child.reports)
+                sweeper.cancel()
+        except TimeoutError:
+            return f"not ready within {patience:g} s"
+        self._heed(role, report, Seconds(asyncio.get_running_loop().time() - started))
+        exit_code = await wait_with_group(child.process)
+        return _describe_exit(exit_code) if report.config_error is None else report.config_error
 
     def _heed(self, role: _Role, report: RoleReport, took: Seconds) -> None:
         if report.config_error is not None and not role.was_ready.is_set():
@@ -186,19 +205,10 @@ class Supervisor:
 
     async def _spawn(self, command: RoleCommand) -> _Child:
         reports, ready = os.pipe()
+        start = execute if command.preload is None else self._fork_servers[command.preload.module].fork
         try:
             with self._run.log_file(command.name).open("ab") as log:
-                process = await asyncio.create_subprocess_exec(
-                    *command.arguments,
-                    f"--lifeline-fd={self._lifeline}",
-                    f"--ready-fd={ready}",
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=(self._lifeline, ready),
-                    # Its own group: a terminal's Ctrl-C must reach the supervisor only, which then stops all in order.
-                    start_new_session=True,
-                )
+                process = await start(command.arguments, lifeline=self._lifeline, ready=ready, log=log)
         except BaseException:
             os.close(reports)
             raise
@@ -206,18 +216,16 @@ class Supervisor:
             os.close(ready)
         return _Child(process=process, reports=os.fdopen(reports, "rb", buffering=0))
 
-    async def _stop(self, process: asyncio.subprocess.Process) -> None:
-        if process.returncode is not None:
-            return
+    async def _stop(self, process: RoleProcess) -> None:
         with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+            process.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(self._timing.stop_grace):
-                await process.wait()
+                await wait_with_group(process)
         except (TimeoutError, asyncio.CancelledError):
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+                process.send_signal(signal.SIGKILL)
+            await wait_with_group(process)
 
     def _initial(self, command: RoleCommand) -> RoleStatus:
         return RoleStatus(name=command.name, kind=command.kind, log=str(self._run.log_file(command.name)))

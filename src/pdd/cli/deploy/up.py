@@ -147,9 +147,7 @@ class _Progress:
     def announce(self, topology: Topology, url: str, *, state_dir: Path) -> None:
         """Everything runs: says where, and what to try."""
         self.announced = True
-        body = (
-            f'{{"model": "{topology.model}", "max_tokens": 64, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-        )
+        body = f'{{"model": "{topology.served_model_name}", "max_tokens": 64, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
         self._console.print(f"\nAll roles are ready after {monotonic() - self._began:.1f} s: {url}/v1\nTry, elsewhere:")
         key = " -H 'Authorization: Bearer KEY'" if topology.router.tenants else ""
         api_key = " --api-key KEY" if topology.router.tenants else ""

@@ -1,0 +1,113 @@
+"""A process that has imported what takes long, and becomes others: forks itself into programs of the same Python.
+
+Run by the supervisor (``forking``), never by people. Each order on its socket is a program's arguments with three
+descriptors: the program's lifeline, its ready pipe and its log. The program becomes a grandchild whose parent has left, so
+that it belongs to the supervisor, which hears of its end even when this process is gone. It ends with its socket.
+
+One thread only: a lock that another holds while this one forks would never be opened in the child.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import os
+import runpy
+import socket
+import sys
+
+import msgspec
+
+MAX_MESSAGE_BYTES = 64 * 1024
+NUM_DESCRIPTORS = 3
+
+
+class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A program to become: ``sys.executable``, then a script's path or ``-m`` and a module, then its arguments."""
+
+    arguments: tuple[str, ...]
+
+
+class Forked(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to an order."""
+
+    pid: int
+
+
+def main() -> None:
+    """Serves orders until the supervisor closes its end."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--import", dest="module", required=True)
+    given = parser.parse_args()
+    orders = socket.socket(fileno=given.socket_fd)
+    importlib.import_module(given.module)
+    # What is imported stays: the collector's marks would make every child copy all of it.
+    gc.collect()
+    gc.freeze()
+    order = _serve(orders)
+    if order is not None:
+        _become(order)
+
+
+def _serve(orders: socket.socket) -> ForkOrder | None:
+    """Returns an order in the process that has to obey it, and None here when there will be no more."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(
+            orders, MAX_MESSAGE_BYTES, NUM_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
+        if not message:
+            return None
+        order = msgspec.json.decode(message, type=ForkOrder)
+        lifeline, ready, log = descriptors
+        pid = _fork_and_leave()
+        if pid is None:
+            orders.close()
+            _settle(log)
+            return ForkOrder(arguments=(*order.arguments, f"--lifeline-fd={lifeline}", f"--ready-fd={ready}"))
+        for descriptor in descriptors:
+            os.close(descriptor)
+        orders.send(msgspec.json.encode(Forked(pid=pid)))
+
+
+def _fork_and_leave() -> int | None:
+    """The pid of a grandchild whose parent is gone already, None in that grandchild."""
+    read, write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        os.close(read)
+        pid = os.fork()
+        if pid != 0:
+            os.write(write, str(pid).encode())
+            os._exit(0)
+        os.close(write)
+        return None
+    os.close(write)
+    os.waitpid(between, 0)
+    with os.fdopen(read, "rb") as pipe:
+        return int(pipe.read())
+
+
+def _settle(log: int) -> None:
+    """What ``exec`` with its own session, no input and a log would have done."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(nothing)
+    os.close(log)
+
+
+def _become(order: ForkOrder) -> None:
+    _, *rest = order.arguments
+    if rest[0] == "-m":
+        sys.argv = rest[1:]
+        runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = rest
+        runpy.run_path(rest[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
