@@ -25,6 +25,7 @@ _COMMAND_MODULES = (
     "deploy.link",
     "sim.command",
     "roles.command",
+    "export_model",
     "version",
 )
 """In the order in which ``pdd --help`` lists them."""

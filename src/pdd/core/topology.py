@@ -15,6 +15,7 @@ import msgspec
 
 from pdd.core.errors import ConfigError
 from pdd.core.ids import NodeId, WorkerId
+from pdd.core.kv_format import DType
 from pdd.core.request import Role
 from pdd.core.units import BitsPerSecond, Bytes, Seconds
 
@@ -238,6 +239,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     name: str
     model: str
+    """A name of the catalog, or the path of a Hugging Face folder: then it has a ``/`` in it."""
     nodes: tuple[NodeTable, ...]
     engines: tuple[EngineTable, ...]
     router: RouterTable
@@ -245,6 +247,15 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     block_tokens: int = 16
     max_model_tokens: int = 4096
     """Prompt and output together; what a request may ask for."""
+    model_name: str | None = None
+    """What clients call the model: by default its name in the catalog, or its folder's."""
+    kv_dtype: DType | None = None
+    """What K and V are kept and sent in: by default what the model says."""
+
+    @property
+    def served_model_name(self) -> str:
+        """What clients call the model."""
+        return self.model_name or self.model.rstrip("/").rpartition("/")[2]
 
     def node(self, name: str) -> NodeTable:
         for node in self.nodes:

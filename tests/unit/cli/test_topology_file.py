@@ -15,6 +15,8 @@ from pdd.cli.topology.file import (
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role
 from pdd.core.topology import EngineKind
+from pdd.engine.catalog import model_of
+from tests.support.published import tiny_folder
 
 GOOD = """
 name = "test"
@@ -456,3 +458,53 @@ def test_a_refused_simulation_names_the_key(case, tmp_path):
         load_simulated(tmp_path, text)
     for word in words:
         assert word in str(refusal.value), str(refusal.value)
+
+
+def vllm_topology(tmp_path, model, *extra):
+    """The good topology with vLLM engines and another model, in a file."""
+    text = GOOD.replace('model = "tiny-random"', "\n".join([f'model = "{model}"', *extra]))
+    text = text.replace('node = "node-', 'kind = "vllm"\nnode = "node-').replace('token_interval = "5 ms"\n', "")
+    path = tmp_path / "topology.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_models_folder_is_found_from_where_the_topology_file_is(tmp_path):
+    folder = tiny_folder(tmp_path)
+    topology = load_topology(vllm_topology(tmp_path, "./Tiny"))
+    assert topology.model == str(folder)
+    assert topology.served_model_name == model_of(topology).name == "Tiny"
+
+
+def test_the_operator_names_a_model_and_what_its_kv_is_kept_in(tmp_path):
+    tiny_folder(tmp_path)
+    file = vllm_topology(tmp_path, "./Tiny", 'model_name = "my/model"', 'kv_dtype = "bfloat16"')
+    model = model_of(load_topology(file))
+    assert model.name == "my/model"
+    assert model.kv_format(16).bytes_per_token == 2 * 2 * 2 * 32 * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "extra", "words"),
+    [
+        ("./Nowhere", (), ["model = ", "Nowhere", "no such folder"]),
+        ("tiny-random-32", ('kv_dtype = "int4"',), ["kv_dtype = 'int4'"]),
+        ("scripted", (), ["engines[0].kind = 'vllm'", "no weights"]),
+        ("scripted", ('kv_dtype = "float16"',), ["model = 'scripted'", "kv_dtype is 'float16'"]),
+    ],
+)
+def test_a_model_that_vllm_cannot_be_given_is_refused(tmp_path, model, extra, words):
+    with pytest.raises(ConfigError) as refused:
+        load_topology(vllm_topology(tmp_path, model, *extra))
+    assert all(word in str(refused.value) for word in words)
+
+
+def test_embedded_engines_refuse_a_folder_and_a_shorter_type(tmp_path):
+    tiny_folder(tmp_path)
+    path = tmp_path / "topology.toml"
+    path.write_text(GOOD.replace('"tiny-random"', '"./Tiny"'))
+    with pytest.raises(ConfigError, match=r"engines\[0\].kind = 'embedded'.*needs kind = \"vllm\""):
+        load_topology(str(path))
+    path.write_text(GOOD.replace('"tiny-random"', '"tiny-random"\nkv_dtype = "float16"'))
+    with pytest.raises(ConfigError, match="embedded engine keeps K and V in float32"):
+        load_topology(str(path))

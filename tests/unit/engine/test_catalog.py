@@ -35,7 +35,7 @@ def test_the_scripted_model_has_16_floats_of_kv_per_token():
 
 def test_weights_that_are_not_installed_say_how_to_install_them():
     weights = PackagedGguf(package="no_such_package_here", filename="x.gguf", shape=_tiny_shape())
-    entry = ModelEntry(name="m", revision="1", vocab_size=512, max_model_tokens=64, weights=weights)
+    entry = ModelEntry(name="m", identity="m@1", vocab_size=512, max_model_tokens=64, weights=weights)
     with pytest.raises(ConfigError, match="make install"):
         entry.load_text()
 
@@ -82,7 +82,7 @@ def test_stop_tokens_are_special_and_include_the_end_of_a_turn(name):
 
 
 def test_the_real_model_adds_no_first_token_of_its_own(real_text):
-    assert real_text.add_bos is False
+    assert real_text.tokenizer.post_processor is None
     assert "add_generation_prompt" in real_text.chat_template
 
 

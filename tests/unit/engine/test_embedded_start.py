@@ -96,7 +96,7 @@ def test_the_self_test_catches_a_model_that_depends_on_the_split():
 
 def test_a_model_without_weights_is_refused():
     entry = ModelEntry(
-        name="none", revision="1", vocab_size=512, max_model_tokens=64, weights=NoWeights(floats_per_token=1)
+        name="none", identity="none@1", vocab_size=512, max_model_tokens=64, weights=NoWeights(floats_per_token=1)
     )
     with pytest.raises(ConfigError, match="none"):
         load_weights(entry)

@@ -239,7 +239,6 @@ def test_a_template_that_refuses_a_question_alone_only_prevents_the_splice():
         bos_token=None,
         eos_token=None,
         stop_token_ids=frozenset(),
-        add_bos=False,
     )
     memory = AnswerMemory(max_tokens_per_tenant=10)
     memory.keep(TENANT, (1,), "answer", AnswerTokens(tokens=(2,), num_characters=6))

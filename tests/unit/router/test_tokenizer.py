@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers
+from tokenizers.processors import TemplateProcessing
 
 from pdd.core.errors import ConfigError, InvalidRequest
 from pdd.engine.catalog import find_model
@@ -50,15 +52,15 @@ def test_a_template_that_refuses_or_oversteps_makes_the_request_invalid(template
     assert refused.value.param == "messages"
 
 
-def test_a_document_starts_with_the_beginning_of_sequence_token_where_the_model_wants_one():
+def test_a_document_starts_with_what_the_tokenizer_puts_before_one_and_a_conversation_does_not():
+    first = ASSETS.tokenizer.token_to_id("<|im_start|>")
+    tokenizer = Tokenizer.from_str(ASSETS.tokenizer.to_str())
+    tokenizer.post_processor = TemplateProcessing(
+        single=["<|im_start|>", "$A"], special_tokens=[("<|im_start|>", first)]
+    )
     bare = asyncio.run(codec().encode_document("text"))
-    marked = asyncio.run(codec(add_bos=True, bos_token="<|im_start|>").encode_document("text"))
-    assert marked == (ASSETS.tokenizer.token_to_id("<|im_start|>"), *bare)
-
-
-def test_an_unknown_beginning_of_sequence_token_is_a_configuration_error():
-    with pytest.raises(ConfigError, match="<nope>"):
-        asyncio.run(codec(add_bos=True, bos_token="<nope>").encode_document("text"))
+    assert asyncio.run(codec(tokenizer=tokenizer).encode_document("text")) == (first, *bare)
+    assert asyncio.run(codec(tokenizer=tokenizer).encode("text")) == bare
 
 
 def test_a_long_text_has_the_same_tokens_as_in_one_piece():
@@ -78,3 +80,26 @@ def test_no_text_has_fewer_tokens_than_it_must_have(model, text, times):
     special = "".join(sorted(token.content for token in tokenizer.get_added_tokens_decoder().values()))
     for each in (text * times, " " * 10 * times, "\n" + " " * 79 * times, special * times):
         assert codec.least_tokens(len(each)) <= len(encode(tokenizer, each))
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "characters_of_one"),
+    [
+        (normalizers.NFC(), 4),
+        (normalizers.Sequence([normalizers.Prepend("_"), normalizers.Replace(" ", "_")]), 1),
+        (normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("abc", "d"), normalizers.Lowercase()]), 12),
+    ],
+    ids=str,
+)
+def test_what_a_normalizer_draws_together_counts_as_one_character(normalizer, characters_of_one):
+    tokenizer = Tokenizer.from_str(ASSETS.tokenizer.to_str())
+    tokenizer.normalizer = normalizer
+    plain, normalizing = codec(), codec(tokenizer=tokenizer)
+    assert normalizing.least_tokens(1200 * characters_of_one) == plain.least_tokens(1200)
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.Strip(), normalizers.Replace("a", "")], ids=str)
+def test_nothing_is_said_of_lengths_where_a_normalizer_drops_text(normalizer):
+    tokenizer = Tokenizer.from_str(ASSETS.tokenizer.to_str())
+    tokenizer.normalizer = normalizer
+    assert codec(tokenizer=tokenizer).least_tokens(10**9) == 0

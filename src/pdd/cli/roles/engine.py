@@ -19,7 +19,7 @@ from pdd.core.kv_format import KvFormat
 from pdd.core.topology import EngineKind, EngineTable
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineClient
-from pdd.engine.catalog import ModelEntry, find_model
+from pdd.engine.catalog import ModelEntry, model_of
 from pdd.engine.http.server import serve_engine
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def describe_vllm(context: RoleContext) -> str:
 
 
 async def _serve(context: RoleContext, table: EngineTable) -> None:
-    model = find_model(context.topology.model)
+    model = model_of(context.topology)
     kv_format = model.kv_format(block_tokens_of(context.topology, context.topology.node(table.node)))
     async with _engine(context, table, model, kv_format) as running:
         try:
@@ -104,7 +104,7 @@ def _vllm_launch(context: RoleContext, table: EngineTable, device: Device) -> Vl
     from pdd.plugins.vllm.server import VllmLaunch
 
     topology = context.topology
-    model = find_model(topology.model)
+    model = model_of(topology)
     return VllmLaunch(
         table=table,
         model=model.name,

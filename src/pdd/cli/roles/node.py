@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdd.cli.roles.command import RoleContext
 from pdd.cli.topology.check import block_tokens_of
 from pdd.core.topology import Address
-from pdd.engine.catalog import find_model
+from pdd.engine.catalog import model_of
 from pdd.kvnode.server import run_node
 
 
@@ -16,7 +16,7 @@ async def main(context: RoleContext) -> None:
     context.run.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     await run_node(
         node=node.name,
-        kv_format=find_model(topology.model).kv_format(block_tokens_of(topology, node)),
+        kv_format=model_of(topology).kv_format(block_tokens_of(topology, node)),
         arena_bytes=node.arena_bytes,
         listen=Address(host=node.host, port=node.port),
         local_socket=context.run.node_socket(node.name),

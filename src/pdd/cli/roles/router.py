@@ -15,7 +15,7 @@ from pdd.core.ids import NodeId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import Role
 from pdd.core.topology import RouterTable, Topology
-from pdd.engine.catalog import find_model
+from pdd.engine.catalog import model_of
 from pdd.engine.http.client import HttpEngineClient, engine_session
 from pdd.kvnode.base import NodeClient
 from pdd.kvnode.client import TcpNodeClient
@@ -36,7 +36,7 @@ from pdd.telemetry.trace import LiveTrace
 async def main(context: RoleContext) -> None:
     """Runs the topology's router."""
     topology = context.topology
-    model = find_model(topology.model)
+    model = model_of(topology)
     kv_format = model.kv_format(block_tokens_of(topology, topology.nodes[0]))
     table = topology.router
     tenants = Tenants(table.tenants)

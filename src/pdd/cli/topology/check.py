@@ -15,7 +15,7 @@ from pdd.cli.topology.ranges import Refuse, check_ranges
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role
 from pdd.core.topology import EngineKind, EngineTable, NodeTable, Topology, is_loopback
-from pdd.engine.catalog import ModelEntry, find_model
+from pdd.engine.catalog import ModelEntry, embedded_weights, model_of
 from pdd.engine.models.sources import NoWeights
 from pdd.sim.profile import ModelProfile, load_model
 
@@ -182,7 +182,7 @@ def ports(topology: Topology) -> Iterator[tuple[str, int]]:
 
 def _check_model(topology: Topology, refuse: Refuse) -> ModelEntry:
     try:
-        model = find_model(topology.model)
+        model = model_of(topology)
     except ConfigError as error:
         raise refuse("model", str(error), value=topology.model) from error
     if topology.max_model_tokens > model.max_model_tokens:
@@ -209,7 +209,9 @@ def _check_kinds(topology: Topology, model: ModelEntry, refuse: Refuse) -> None:
             raise refuse(path, "modelled engines only compute time: `pdd sim run` takes them", value=engine.kind.value)
         if engine.hardware is not None:
             raise refuse(f"engines[{index}].hardware", "only modelled engines have a hardware profile")
-        if engine.kind is not EngineKind.SCRIPTED and isinstance(model.weights, NoWeights):
+        if engine.kind is EngineKind.EMBEDDED:
+            _check_embedded(model, path, refuse)
+        elif engine.kind is EngineKind.VLLM and isinstance(model.weights, NoWeights):
             raise refuse(
                 path, f'model {model.name!r} has no weights; it needs kind = "scripted"', value=engine.kind.value
             )
@@ -228,6 +230,13 @@ def _check_no_vllm_keys(path: str, engine: EngineTable, refuse: Refuse) -> None:
     for key in _VLLM_KEYS:
         if getattr(engine, key) != _DEFAULTS[key]:
             raise refuse(f"{path}.{key}", f"only vllm engines have this; {engine.name!r} is {engine.kind.value}")
+
+
+def _check_embedded(model: ModelEntry, path: str, refuse: Refuse) -> None:
+    try:
+        embedded_weights(model)
+    except ConfigError as error:
+        raise refuse(path, str(error), value=EngineKind.EMBEDDED.value) from error
 
 
 def _check_simulated_kinds(topology: Topology, refuse: Refuse) -> None:

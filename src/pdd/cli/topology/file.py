@@ -8,6 +8,7 @@ file, key, value, what would be right.
 from __future__ import annotations
 
 import difflib
+import os.path
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from pdd.cli.quantities import Dimension, describe, dimension_of, parse_quantity
 from pdd.cli.topology.check import Exposure, check_simulated_topology, check_topology
 from pdd.core.errors import ConfigError
 from pdd.core.topology import Topology
+from pdd.engine.catalog import is_model_path
 
 DEFAULT_TOPOLOGY = "default"
 _VALIDATION_PATH = re.compile(r"(?P<problem>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
@@ -62,6 +64,8 @@ def load_topology(name_or_path: str, *, exposure: Exposure = Exposure.LOOPBACK) 
     """
     text, file = _read(name_or_path, _named(_live_folder()))
     topology, source = parse_topology(text, file)
+    if is_model_path(topology.model):
+        topology = msgspec.structs.replace(topology, model=_absolute(Path(file).parent / topology.model))
     check_topology(topology, source.refuse, exposure)
     return topology
 
@@ -94,6 +98,11 @@ def parse_topology(text: str, file: str) -> tuple[Topology, TopologySource]:
         return msgspec.convert(plain, Topology), source
     except msgspec.ValidationError as error:
         raise _from_validation(error, source) from error
+
+
+def _absolute(path: Path) -> str:
+    """Without ``..``, but through no link: a model may be a link that has a better name than what it points to."""
+    return os.path.abspath(path)  # noqa: PTH100
 
 
 def _live_folder() -> Traversable:

@@ -24,13 +24,12 @@ from pdd.core.request import Generation, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.engine.block_store import ConnectStore
-from pdd.engine.catalog import ModelEntry
+from pdd.engine.catalog import ModelEntry, embedded_weights
 from pdd.engine.embedded.compute_thread import ComputeThread
 from pdd.engine.embedded.core import CoreSettings, CoreStats, DrawnToken, EngineCore, load_model
 from pdd.engine.embedded.linear import MAX_STEP_ROWS
 from pdd.engine.embedded.self_test import check_exactness
 from pdd.engine.embedded.sequence import EngineSequence
-from pdd.engine.models.sources import NoWeights
 from pdd.policy.batching import BatchingLimits
 
 _QUEUE_RETRY = Seconds(1.0)
@@ -58,8 +57,7 @@ class EmbeddedSettings:
 
     def core(self) -> CoreSettings:
         """Raises ConfigError for values that can't work."""
-        if isinstance(self.model.weights, NoWeights):
-            raise ConfigError(f"model {self.model.name!r} has no weights: the embedded engine can't run it")
+        embedded_weights(self.model)
         if self.prefill_chunk_tokens + self.max_batch > MAX_STEP_ROWS:
             raise ConfigError(
                 f"prefill_chunk_tokens {self.prefill_chunk_tokens} and max_batch {self.max_batch} make steps of more than "

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import assert_never
 
 import torch
 from torch import Tensor
 
-from pdd.core.errors import ConfigError
-from pdd.engine.catalog import ModelEntry
-from pdd.engine.models.sources import LlamaShape, NoWeights, PackagedGguf, SeededWeights
+from pdd.engine.catalog import ModelEntry, embedded_weights
+from pdd.engine.models.sources import LlamaShape
 from pdd.engine.models.tensors import LayerTensors, read_tensors
 
 
@@ -48,13 +46,7 @@ def load_weights(entry: ModelEntry) -> ModelWeights:
     Raises:
         ConfigError: they are missing, malformed, or the model has none.
     """
-    match entry.weights:
-        case PackagedGguf() | SeededWeights() as weights:
-            tensors = read_tensors(weights)
-        case NoWeights():
-            raise ConfigError(f"model {entry.name!r} has no weights: the embedded engine can't run it")
-        case _:
-            assert_never(entry.weights)
+    tensors = read_tensors(embedded_weights(entry))
     return ModelWeights(
         shape=tensors.shape,
         embedding=torch.from_numpy(tensors.embedding),

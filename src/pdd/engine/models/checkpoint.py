@@ -18,7 +18,7 @@ from pdd.core.errors import ConfigError
 from pdd.engine.catalog import ModelEntry
 from pdd.engine.models.gguf import FloatArray
 from pdd.engine.models.safetensors import write_float32
-from pdd.engine.models.sources import LlamaShape, NoWeights, PackagedGguf, SeededWeights
+from pdd.engine.models.sources import HuggingFaceFolder, LlamaShape, NoWeights, PackagedGguf, SeededWeights
 from pdd.engine.models.tensors import ModelTensors, read_tensors
 from pdd.engine.models.text import TextAssets
 
@@ -27,14 +27,18 @@ _VERSION = 1
 
 
 def checkpoint_folder(entry: ModelEntry, cache_root: Path) -> Path:
-    """The folder of ``entry`` below ``cache_root``, written when it isn't there yet. Blocks for seconds then.
+    """The folder of ``entry``: its own if it is one, else one below ``cache_root``, written when it isn't there yet.
+
+    Writing blocks for seconds.
 
     Raises:
         ConfigError: the model has no weights, or the folder can't be written.
     """
-    folder = cache_root / f"{entry.name}-{entry.revision}-{_VERSION}"
+    if isinstance(entry.weights, HuggingFaceFolder):
+        return entry.weights.folder
+    folder = cache_root / f"{entry.identity.replace('@', '-')}-{_VERSION}"
     if not folder.is_dir():
-        _write_whole(entry, folder)
+        _write_whole(entry, _weights_of(entry), folder)
     return folder
 
 
@@ -44,13 +48,13 @@ def export_checkpoint(entry: ModelEntry, folder: Path) -> None:
     Raises:
         ConfigError: the model has no weights, or the folder exists or can't be written.
     """
+    weights = _weights_of(entry)
     if folder.exists():
         raise ConfigError(f"{folder}: it exists already; name a folder that does not")
-    _write_whole(entry, folder)
+    _write_whole(entry, weights, folder)
 
 
-def _write_whole(entry: ModelEntry, folder: Path) -> None:
-    weights = _weights_of(entry)
+def _write_whole(entry: ModelEntry, weights: PackagedGguf | SeededWeights, folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # On the same file system, so that renaming is atomic; of two writers the later finds a full folder there and yields.
@@ -80,6 +84,8 @@ def _weights_of(entry: ModelEntry) -> PackagedGguf | SeededWeights:
             return weights
         case NoWeights():
             raise ConfigError(f"model {entry.name!r} has no weights: there is nothing to write")
+        case HuggingFaceFolder(folder=folder):
+            raise ConfigError(f"model {entry.name!r} is a Hugging Face folder already: {folder}")
         case _:
             assert_never(entry.weights)
 

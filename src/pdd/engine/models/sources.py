@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdd.core.errors import ConfigError
+from pdd.core.kv_format import DType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,4 +60,18 @@ class NoWeights:
     floats_per_token: int
 
 
-Weights = PackagedGguf | SeededWeights | NoWeights
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HuggingFaceFolder:
+    """A published model: ``config.json``, safetensors, tokenizer. Its every layer caches K and V of one shape.
+
+    ``folder`` is absolute. ``dtype`` is what the model is published to be computed in, if its configuration says so.
+    """
+
+    folder: Path
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: DType | None
+
+
+Weights = PackagedGguf | SeededWeights | NoWeights | HuggingFaceFolder

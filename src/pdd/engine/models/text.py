@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
 
 from pdd.core.errors import ConfigError
@@ -22,14 +22,16 @@ _CONTROL_TOKEN = 3  # GGUF's token type of special tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextAssets:
-    """Between text and token IDs. An answer ends with one of ``stop_token_ids``."""
+    """Between text and token IDs. An answer ends with one of ``stop_token_ids``.
+
+    What a document begins with, the tokenizer's own post-processor adds.
+    """
 
     tokenizer: Tokenizer
     chat_template: str
     bos_token: str | None
     eos_token: str | None
     stop_token_ids: frozenset[TokenId]
-    add_bos: bool
 
 
 def text_from_gguf(file: GgufFile) -> TextAssets:
@@ -46,14 +48,18 @@ def text_from_gguf(file: GgufFile) -> TextAssets:
     special = [token for token, kind in zip(vocabulary, types, strict=True) if kind == _CONTROL_TOKEN]
     merges = [_merge(str(line)) for line in file.items("tokenizer.ggml.merges")]
     tokenizer = _byte_level_tokenizer(vocabulary, merges, special, split_digits=True)
+    bos = vocabulary[file.integer("tokenizer.ggml.bos_token_id")]
     eos = vocabulary[file.integer("tokenizer.ggml.eos_token_id")]
+    if file.flag("tokenizer.ggml.add_bos_token"):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], special_tokens=[(bos, vocabulary.index(bos))]
+        )
     return TextAssets(
         tokenizer=tokenizer,
         chat_template=file.text("tokenizer.chat_template"),
-        bos_token=vocabulary[file.integer("tokenizer.ggml.bos_token_id")],
+        bos_token=bos,
         eos_token=eos,
         stop_token_ids=frozenset(vocabulary.index(token) for token in {eos, "<|endoftext|>"}),
-        add_bos=file.flag("tokenizer.ggml.add_bos_token"),
     )
 
 
@@ -79,7 +85,6 @@ def byte_level_text(vocab_size: int) -> TextAssets:
         bos_token=None,
         eos_token=turn_end,
         stop_token_ids=frozenset(vocabulary.index(token) for token in (end_of_text, turn_end)),
-        add_bos=False,
     )
 
 

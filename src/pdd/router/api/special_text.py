@@ -21,7 +21,7 @@ _ESCAPE = chr(_FIRST_MARK)
 
 
 class SpecialText:
-    """One tokenizer's special tokens. They match verbatim (``normalized=False``), as the catalog's tokenizers have it."""
+    """One tokenizer's special tokens. They match verbatim (``normalized=False``): the catalog refuses other tokenizers."""
 
     __slots__ = ("_ids", "_marks", "_masked", "_masking", "_tokenizer")
 
@@ -74,6 +74,11 @@ def encode(tokenizer: Tokenizer, text: str) -> tuple[TokenId, ...]:
     """The IDs of ``text``, in which texts of special tokens are special tokens. Blocks."""
     # As a batch of one: only batches let go of the interpreter lock, and a long text takes seconds.
     return tuple(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+
+def encode_document(tokenizer: Tokenizer, text: str) -> tuple[TokenId, ...]:
+    """The same of a text that starts a sequence: the tokenizer puts around it what its model wants there. Blocks."""
+    return tuple(tokenizer.encode_batch_fast([text], add_special_tokens=True)[0].ids)
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:

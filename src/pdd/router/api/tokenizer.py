@@ -6,9 +6,15 @@ Encoding a long text blocks for milliseconds to seconds, so it goes to a thread;
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
+from datetime import datetime
+from math import inf, isinf, prod
+from typing import Any, cast
 
 import jinja2
+import msgspec
+from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -17,16 +23,18 @@ from pdd.core.errors import ConfigError, InvalidRequest
 from pdd.core.ids import TokenId
 from pdd.engine.models.text import TextAssets
 from pdd.router.api.schema import Message
-from pdd.router.api.special_text import SpecialText, encode
+from pdd.router.api.special_text import SpecialText, encode_document
 
 _LONG_TEXT_CHARACTERS = 4096
 """About a millisecond of encoding: longer texts leave the event loop."""
+_MOST_COMPOSED = 4
+"""No character decomposes canonically into more."""
 
 
 class TextCodec:
     """One model's text side; shared by all requests."""
 
-    __slots__ = ("_assets", "_longest_token", "_special_ids", "_special_text", "_template")
+    __slots__ = ("_assets", "_most_characters", "_special_ids", "_special_text", "_template")
 
     def __init__(self, assets: TextAssets) -> None:
         """Raises ConfigError when the model's chat template is not a valid one."""
@@ -34,16 +42,18 @@ class TextCodec:
         self._template = _compile(assets.chat_template)
         self._special_text = SpecialText(assets.tokenizer)
         added = assets.tokenizer.get_added_tokens_decoder()
-        self._special_ids = frozenset(index for index, token in added.items() if token.special)
-        self._longest_token = max(map(len, assets.tokenizer.get_vocab()))
+        special = frozenset(index for index, token in added.items() if token.special)
+        # Not every model marks what ends its answers as special; it is no part of them either way.
+        self._special_ids = special | assets.stop_token_ids
+        self._most_characters = max(map(len, assets.tokenizer.get_vocab())) * _shrinkage(assets.tokenizer)
 
     def least_tokens(self, num_characters: int) -> int:
         """No text of so many characters has fewer tokens; costs nothing.
 
-        Vocabularies are of bytes, written as one character each, and nothing is normalized, as the catalog's tokenizers
-        have it. Control characters count, though some vocabularies have no token for them.
+        Vocabularies are of characters, or of bytes, written as one character each. Control characters count, though some
+        vocabularies have no token for them, and so does white space that templates trim. 0 where nothing can be said.
         """
-        return -(-num_characters // self._longest_token)
+        return 0 if isinf(self._most_characters) else -(-num_characters // int(self._most_characters))
 
     @property
     def stop_token_ids(self) -> frozenset[TokenId]:
@@ -67,6 +77,8 @@ class TextCodec:
                 messages=[
                     {"role": message.role, "content": self._special_text.mask(message.content)} for message in messages
                 ],
+                tools=None,
+                documents=None,
                 add_generation_prompt=True,
                 bos_token=self._assets.bos_token or "",
                 eos_token=self._assets.eos_token or "",
@@ -84,18 +96,13 @@ class TextCodec:
         return await asyncio.to_thread(self._special_text.encode, text)
 
     async def encode_document(self, text: str) -> tuple[TokenId, ...]:
-        """The IDs of a text that starts a sequence, with the model's beginning-of-sequence token if it wants one.
+        """The IDs of a text that starts a sequence, with what the model's tokenizer puts around one.
 
         Whoever writes documents may write special tokens into them.
         """
         if len(text) < _LONG_TEXT_CHARACTERS:
-            ids = encode(self._assets.tokenizer, text)
-        else:
-            ids = await asyncio.to_thread(encode, self._assets.tokenizer, text)
-        bos = self._assets.bos_token
-        if not self._assets.add_bos or bos is None:
-            return ids
-        return (_token_id(self._assets.tokenizer, bos), *ids)
+            return encode_document(self._assets.tokenizer, text)
+        return await asyncio.to_thread(encode_document, self._assets.tokenizer, text)
 
     def detokenizer(self) -> Detokenizer:
         """A decoder for one answer."""
@@ -144,20 +151,46 @@ class Detokenizer:
 
 def _compile(template: str) -> jinja2.Template:
     # Templates come with model files, so they get no more rights than text. Block trimming is what they are written for.
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    # The rest is what published templates expect to find, too.
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _to_json  # pyright: ignore[reportUnknownMemberType]  # Jinja's writes for web pages
+    environment.globals["strftime_now"] = _strftime_now  # pyright: ignore[reportUnknownMemberType]
     try:
         return environment.from_string(template)
     except jinja2.TemplateError as error:
         raise ConfigError(f"the model's chat template is broken: {error}") from error
 
 
+def _shrinkage(tokenizer: Tokenizer) -> float:
+    """How many characters of a text become one at most before tokens are looked for; infinite if it can't be said."""
+    if tokenizer.normalizer is None:
+        return 1
+    return _shrinkage_of(msgspec.json.decode(tokenizer.normalizer.__getstate__()))
+
+
+def _shrinkage_of(rule: dict[str, Any]) -> float:
+    match rule:
+        case {"type": "Sequence", "normalizers": [*parts]}:
+            return prod(map(_shrinkage_of, cast("list[dict[str, Any]]", parts)))
+        case {"type": "NFC" | "NFKC"}:
+            return _MOST_COMPOSED
+        case {"type": "NFD" | "NFKD" | "Lowercase" | "Prepend"}:
+            return 1
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if new:
+            return max(1, -(-len(old) // len(new)))
+        case _:
+            return inf
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _strftime_now(form: str) -> str:
+    """Today, for templates that tell the model. A new day changes all prompts of such a model, and what is cached of them."""
+    return datetime.now().astimezone().strftime(form)
+
+
 def _raise_exception(message: str) -> None:
     """What chat templates call to refuse a conversation."""
     raise jinja2.TemplateError(message)
-
-
-def _token_id(tokenizer: Tokenizer, token: str) -> TokenId:
-    found = tokenizer.token_to_id(token)
-    if found is None:
-        raise ConfigError(f"the tokenizer does not know its beginning-of-sequence token {token!r}")
-    return found
