@@ -23,9 +23,9 @@ _Words = npt.NDArray[np.uint64]
 _MASK = (1 << 64) - 1
 # The increment and multipliers of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 # OOPSLA 2014, as tuned by Stafford's mix 13).
-_INCREMENT = 0x9E3779B97F4A7C15
-_MULTIPLIER_1 = 0xBF58476D1CE4E5B9
-_MULTIPLIER_2 = 0x94D049BB133111EB
+INCREMENT = 0x9E3779B97F4A7C15
+MULTIPLIER_1 = 0xBF58476D1CE4E5B9
+MULTIPLIER_2 = 0x94D049BB133111EB
 
 
 def gumbel_noise(*, seed: int, choice: int, position: int, token_ids: Sequence[TokenId] | Ids) -> Floats:
@@ -34,7 +34,7 @@ def gumbel_noise(*, seed: int, choice: int, position: int, token_ids: Sequence[T
     ``position`` counts from the first token after the prompt; ``seed`` is in [0, 2**63), ``choice`` and ``position`` in
     [0, 2**32). Any subset of the vocabulary gets the same values as the whole of it would.
     """
-    words = _mix_words(_stream_key(seed, choice, position) + _counters(token_ids))
+    words = _mix_words(stream_key(seed, choice, position) + _counters(token_ids))
     # 52 bits and a half step keep the uniform strictly inside (0, 1), so that neither logarithm meets 0.
     uniform = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     return -np.log(-np.log(uniform))
@@ -92,25 +92,25 @@ def _largest(scaled: Floats, token_ids: Ids, count: int) -> Ids:
     return np.sort(np.concatenate((above, equal)))
 
 
-def _stream_key(seed: int, choice: int, position: int) -> np.uint64:
+def stream_key(seed: int, choice: int, position: int) -> np.uint64:
     """One 64-bit key per (seed, choice, position); each part passes the mixer before the next is added."""
-    key = _mix_int(seed + _INCREMENT)
-    key = _mix_int(key + (choice + 1) * _INCREMENT)
-    return np.uint64(_mix_int(key + (position + 1) * _INCREMENT))
+    key = _mix_int(seed + INCREMENT)
+    key = _mix_int(key + (choice + 1) * INCREMENT)
+    return np.uint64(_mix_int(key + (position + 1) * INCREMENT))
 
 
 def _counters(token_ids: Sequence[TokenId] | Ids) -> _Words:
-    return (np.asarray(token_ids, dtype=np.uint64) + np.uint64(1)) * np.uint64(_INCREMENT)
+    return (np.asarray(token_ids, dtype=np.uint64) + np.uint64(1)) * np.uint64(INCREMENT)
 
 
 def _mix_int(word: int) -> int:
     word &= _MASK
-    word = ((word ^ (word >> 30)) * _MULTIPLIER_1) & _MASK
-    word = ((word ^ (word >> 27)) * _MULTIPLIER_2) & _MASK
+    word = ((word ^ (word >> 30)) * MULTIPLIER_1) & _MASK
+    word = ((word ^ (word >> 27)) * MULTIPLIER_2) & _MASK
     return word ^ (word >> 31)
 
 
 def _mix_words(words: _Words) -> _Words:
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(_MULTIPLIER_2)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(MULTIPLIER_1)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(MULTIPLIER_2)
     return words ^ (words >> np.uint64(31))

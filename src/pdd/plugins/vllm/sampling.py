@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as SlotLogitsProcessor
 
 from pdd.core.errors import InvalidRequest
 from pdd.engine.noise import choose_token
+from pdd.plugins.vllm.drawing import Draw, draw_tokens
 from pdd.plugins.vllm.seeded_rows import SeededRequest, SeededRows, read_request
 
 if TYPE_CHECKING:
-    import torch
     from vllm.config import VllmConfig
     from vllm.sampling_params import SamplingParams
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
@@ -60,8 +61,10 @@ class RowSampling(LogitsProcessor):
             self._rows.update(batch_update)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        for index, row in self._rows.current():
-            _leave_one(logits[index], row.request, row.position)
+        _leave_drawn(
+            logits,
+            {index: Draw(sampling=row.request.sampling, position=row.position) for index, row in self._rows.current()},
+        )
         return logits
 
 
@@ -84,15 +87,33 @@ class SlotSampling(SlotLogitsProcessor):
 
     def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:
         # One row a request, and exact lengths on the host, since nothing is speculative.
-        for row, (slot, length) in enumerate(zip(ctx.idx_mapping_np, ctx.seq_lens_upper_bound_np, strict=False)):
-            request = self._slots.get(int(slot))
-            if request is not None:
-                _leave_one(logits[row], request, int(length) - request.num_prompt_tokens)
+        lengths = zip(ctx.idx_mapping_np, ctx.seq_lens_upper_bound_np, strict=False)
+        _leave_drawn(
+            logits,
+            {
+                row: Draw(sampling=request.sampling, position=int(length) - request.num_prompt_tokens)
+                for row, (slot, length) in enumerate(lengths)
+                if (request := self._slots.get(int(slot))) is not None
+            },
+        )
         return logits
 
 
-def _leave_one(logits: torch.Tensor, request: SeededRequest, position: int) -> None:
-    """Draws the row's token and takes all others away, in place. ``logits`` ``[vocab]``."""
-    token = choose_token(logits.float().cpu().numpy(), request.sampling, position=position)
-    logits.fill_(float("-inf"))
-    logits[token] = 0.0
+def _leave_drawn(logits: torch.Tensor, draws: dict[int, Draw]) -> None:
+    """Draws a token for each of these rows and takes all others away, in place. ``logits`` ``[rows, vocab]``."""
+    if not draws:
+        return
+    rows = torch.tensor(list(draws)).to(logits.device, non_blocking=True)
+    tokens = _draw(logits, rows, draws)
+    logits[rows] = float("-inf")
+    logits[rows, tokens] = 0.0
+
+
+def _draw(logits: torch.Tensor, rows: torch.Tensor, draws: dict[int, Draw]) -> torch.Tensor:
+    """In memory a row at a time is several times faster; elsewhere it would have to be fetched first."""
+    if logits.device.type != "cpu":
+        return draw_tokens(logits[rows], list(draws.values()))
+    chosen = [
+        choose_token(logits[row].float().numpy(), draw.sampling, position=draw.position) for row, draw in draws.items()
+    ]
+    return torch.tensor(chosen)
