@@ -38,6 +38,7 @@ _MIDDLEWARE = "pdd.plugins.vllm.middleware.DescribeEngine"
 _CPU_BLOCK_TOKENS = 32
 """The CPU backend's own choice is 128, of which a short prompt's last block is mostly empty; it takes multiples of 32."""
 _LARGEST_USUAL_BLOCK_TOKENS = 128
+_START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _POLL = Seconds(0.05)
 _MOST_REASON_BYTES = 2000
 """Less than a pipe takes in one piece."""
@@ -58,8 +59,8 @@ VLLM_ENVIRONMENT: Mapping[Device, Mapping[str, str]] = {
         # By itself every engine of a machine binds its threads to the same cores, from the first on.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
-        # Whatever is forked has everything imported already; importing again takes a quarter of a minute.
-        "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+        # What is forked has everything imported already; importing again takes a quarter of a minute, twice an engine.
+        _START_METHOD: "fork",
     },
 }
 """What must be in the environment *before* vLLM is imported."""
@@ -187,7 +188,10 @@ async def serve_vllm(launch: VllmLaunch, *, on_ready: Callable[[], None]) -> Non
         ConfigError: vLLM did not start with these arguments; says the first reason that one of its processes gave.
         WorkerFailed: it stopped by itself.
     """
+    from vllm.utils.system_utils import set_process_title
+
     options = _parse(["--model", str(launch.folder), *vllm_arguments(launch)])
+    set_process_title(launch.table.name)
     stopped = asyncio.Event()
     with _Reasons.collected() as reasons:
         async with asyncio.TaskGroup() as group:
@@ -199,14 +203,53 @@ async def serve_vllm(launch: VllmLaunch, *, on_ready: Callable[[], None]) -> Non
 
 
 async def _run(options: argparse.Namespace, reasons: _Reasons) -> None:
-    from vllm.entrypoints.launchers.api_server.entry import run_server
+    """What ``vllm serve`` does for one server, but for how its processes are started."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.api_server.entry import build_and_serve
+    from vllm.entrypoints.launchers.launcher import setup_server
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
 
     try:
-        await run_server(options)
+        address, listener = setup_server(options, reuse_port=False)
     except OSError as error:
         raise ConfigError(f"can't listen on {options.host}:{options.port}: {error}") from error
-    except Exception as error:
-        raise ConfigError(f"vLLM did not start: {reasons.first() or describe_reason(error)}") from error
+    with listener:
+        # Starting blocks the loop for as long as it takes: until vLLM sets handlers of its own, a signal must interrupt.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _interrupt)
+        try:
+            with _kept_in_environment(_START_METHOD):
+                arguments = AsyncEngineArgs.from_cli_args(options)
+                config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
+            engine = AsyncLLM.from_vllm_config(
+                config,
+                usage_context=UsageContext.OPENAI_API_SERVER,
+                disable_log_stats=arguments.disable_log_stats,
+                enable_log_requests=arguments.enable_log_requests,
+            )
+        except Exception as error:
+            raise ConfigError(f"vLLM did not start: {reasons.first() or describe_reason(error)}") from error
+        try:
+            shutdown = await build_and_serve(engine, address, listener, options)
+        finally:
+            engine.shutdown(timeout=config.shutdown_timeout)
+        await shutdown
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _kept_in_environment(name: str) -> Generator[None]:
+    """What vLLM finds there its CPU platform replaces."""
+    value = os.environ.get(name)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[name] = value
 
 
 async def _tell_when_ready(
