@@ -194,3 +194,43 @@ async def test_exact_answers_need_no_scores():
     scores = FlatScores(20, 7, gap=0.0)
     await run_trials(setup(HonestRouter(), CountingEngine(), scores), PROMPTS, on_done=lambda: None)
     assert scores.asked == []
+
+
+class OutrunRouter(HonestRouter):
+    """Its relay decode ends the first so many catch-ups before main decode is there."""
+
+    def __init__(self, *, lost_races: int, wrong_token: bool = False) -> None:
+        super().__init__()
+        self._lost_races = lost_races
+        self._wrong_token = wrong_token
+
+    def answer(self, question: Question) -> ReceivedAnswer:
+        asked = sum(each.draw == question.draw and each.pins.handoff is HandoffMode.CATCH_UP for each in self.questions)
+        if question.pins.handoff is not HandoffMode.CATCH_UP or asked > self._lost_races:
+            return super().answer(question)
+        rows = spans((0.1, P, 1, ""), (0.2, RLD, (question.max_tokens or 0) - 1, ""))
+        return answer((rows[0], replace(rows[1], token_ids=rows[1].token_ids[::-1])) if self._wrong_token else rows)
+
+
+@pytest.mark.anyio
+async def test_a_catch_up_that_relay_decode_outran_is_asked_again_in_other_caches():
+    router = OutrunRouter(lost_races=2)
+    outcomes = await run_trials(setup(router, CountingEngine()), PROMPTS[:1], on_done=lambda: None)
+    assert {outcome.problem for outcome in outcomes} == {None}
+    salts = [question.pins.cache_salt for question in router.questions]
+    assert len(set(salts)) == len(salts) == len(outcomes) + 2 * len(Drawing)
+
+
+@pytest.mark.anyio
+async def test_a_catch_up_that_is_always_outrun_proves_nothing():
+    outcomes = await run_trials(setup(OutrunRouter(lost_races=99), CountingEngine()), PROMPTS[:1], on_done=lambda: None)
+    problems = {(outcome.trial.case.name, outcome.problem) for outcome in outcomes if outcome.problem}
+    assert problems == {("catch_up", "main decode computed none of it")}
+
+
+@pytest.mark.anyio
+async def test_an_outrun_answer_that_is_wrong_counts_though_the_next_one_is_right():
+    router = OutrunRouter(lost_races=1, wrong_token=True)
+    outcomes = await run_trials(setup(router, CountingEngine()), PROMPTS[:1], on_done=lambda: None)
+    problems = {(outcome.trial.case.name, outcome.problem) for outcome in outcomes if outcome.problem}
+    assert problems == {("catch_up", "differs from position 1 on")}

@@ -58,6 +58,11 @@ class Case:
     def is_relay(self) -> bool:
         return self.pins.route is Route.RELAY
 
+    @property
+    def is_race(self) -> bool:
+        """Relay decode goes on while main decode catches up, and on a busy machine may be done first."""
+        return self.pins.handoff is HandoffMode.CATCH_UP
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
@@ -125,7 +130,7 @@ def judge(trial: Trial, answer: ReceivedAnswer, reference: Sequence[TokenId], ri
     """
     expected = reference[: trial.case.max_tokens]
     difference = first_difference(answer.token_ids, expected)
-    why_not = _why_not_served_as_asked(trial.case, answer)
+    why_not = why_not_served_as_asked(trial.case, answer)
     different = None if difference is None else _why_different(answer.token_ids, expected, difference, rivals)
     return Outcome(
         trial=trial,
@@ -156,7 +161,8 @@ def first_difference(tokens: Sequence[TokenId], reference: Sequence[TokenId]) ->
     return None if len(tokens) == len(reference) else min(len(tokens), len(reference))
 
 
-def _why_not_served_as_asked(case: Case, answer: ReceivedAnswer) -> str | None:
+def why_not_served_as_asked(case: Case, answer: ReceivedAnswer) -> str | None:
+    """Why the answer proves nothing of ``case``, right though it may be; None if it does."""
     eager, main = count_tokens(answer, Role.RELAY_DECODE), count_tokens(answer, Role.MAIN_DECODE)
     if main == 0:
         return "main decode computed none of it"

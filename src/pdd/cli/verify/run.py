@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 
 from pdd.cli.ask.conversation import Question, ReceivedAnswer, TokenPrompt
 from pdd.cli.demo.play import Asker
-from pdd.cli.verify.cases import REFERENCE_TOKENS, Drawing, Outcome, Trial, draw_of, judge, trials_of
+from pdd.cli.verify.cases import (
+    REFERENCE_TOKENS,
+    Drawing,
+    Outcome,
+    Trial,
+    draw_of,
+    judge,
+    trials_of,
+    why_not_served_as_asked,
+)
 from pdd.cli.verify.near_ties import Rivals, rivals_at
 from pdd.cli.verify.prompts import Prompt
 from pdd.cli.verify.scores import ReferenceScores
@@ -19,6 +28,7 @@ from pdd.core.request import Generation, Sampling
 from pdd.engine.base import EngineClient
 
 CONCURRENCY = 8
+_RACES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +70,9 @@ class _Results:
     references: dict[tuple[int, Drawing], tuple[TokenId, ...]] = field(
         default_factory=dict[tuple[int, Drawing], tuple[TokenId, ...]]
     )
-    answers: dict[Trial, ReceivedAnswer | PddError] = field(default_factory=dict[Trial, ReceivedAnswer | PddError])
+    answers: dict[Trial, list[ReceivedAnswer | PddError]] = field(
+        default_factory=dict[Trial, "list[ReceivedAnswer | PddError]"]
+    )
 
 
 async def run_trials(setup: Setup, prompts: Sequence[Prompt], *, on_done: Callable[[], None]) -> list[Outcome]:
@@ -94,10 +106,21 @@ async def _do(setup: Setup, job: _Job, results: _Results) -> None:
         case _Reference(prompt=prompt, drawing=drawing):
             results.references[prompt.number, drawing] = await _ask_engine(setup, prompt, drawing)
         case _Served(prompt=prompt, trial=trial):
-            try:
-                results.answers[trial] = await setup.router.ask(_question(setup, prompt, trial))
-            except PddError as error:
-                results.answers[trial] = error
+            results.answers[trial] = await _ask_router(setup, prompt, trial)
+
+
+async def _ask_router(setup: Setup, prompt: Prompt, trial: Trial) -> list[ReceivedAnswer | PddError]:
+    """Asks again only after a race that ended the wrong way: that answer proves nothing, but counts if it is wrong."""
+    answers: list[ReceivedAnswer | PddError] = []
+    for attempt in range(_RACES if trial.case.is_race else 1):
+        try:
+            answer = await setup.router.ask(_question(setup, prompt, trial, attempt))
+        except PddError as error:
+            return [*answers, error]
+        answers.append(answer)
+        if why_not_served_as_asked(trial.case, answer) is None:
+            break
+    return answers
 
 
 async def _ask_engine(setup: Setup, prompt: Prompt, drawing: Drawing) -> tuple[TokenId, ...]:
@@ -127,8 +150,8 @@ def _sampling(setup: Setup, prompt: Prompt, drawing: Drawing) -> Sampling:
     )
 
 
-def _question(setup: Setup, prompt: Prompt, trial: Trial) -> Question:
-    salt = f"{setup.salt}-{prompt.number}-{trial.drawing}-{trial.case.name}"
+def _question(setup: Setup, prompt: Prompt, trial: Trial, attempt: int) -> Question:
+    salt = f"{setup.salt}-{prompt.number}-{trial.drawing}-{trial.case.name}-{attempt}"
     return Question(
         prompt=TokenPrompt(token_ids=prompt.token_ids),
         model=setup.model,
@@ -140,16 +163,22 @@ def _question(setup: Setup, prompt: Prompt, trial: Trial) -> Question:
 
 
 async def _outcome(setup: Setup, prompt: Prompt, trial: Trial, results: _Results) -> Outcome:
-    match results.answers[trial]:
-        case ReceivedAnswer() as answer:
-            reference = results.references[trial.prompt, trial.drawing]
-            outcome = judge(trial, answer, reference)
-            if setup.scores is None or outcome.first_difference is None:
-                return outcome
-            rivals = await _ask_rivals(setup, setup.scores, prompt, trial, reference[: outcome.first_difference])
-            return judge(trial, answer, reference, rivals)
-        case PddError() as error:
-            return Outcome(trial=trial, relayed=False, problem=f"failed: {error}")
+    """The last answer's, unless one before it differed."""
+    reference = results.references[trial.prompt, trial.drawing]
+    outcomes = [await _judged(setup, prompt, trial, answer, reference) for answer in results.answers[trial]]
+    return next((outcome for outcome in outcomes if outcome.first_difference is not None), outcomes[-1])
+
+
+async def _judged(
+    setup: Setup, prompt: Prompt, trial: Trial, answer: ReceivedAnswer | PddError, reference: Sequence[TokenId]
+) -> Outcome:
+    if isinstance(answer, PddError):
+        return Outcome(trial=trial, relayed=False, problem=f"failed: {answer}")
+    outcome = judge(trial, answer, reference)
+    if setup.scores is None or outcome.first_difference is None:
+        return outcome
+    rivals = await _ask_rivals(setup, setup.scores, prompt, trial, reference[: outcome.first_difference])
+    return judge(trial, answer, reference, rivals)
 
 
 async def _ask_rivals(
