@@ -17,7 +17,6 @@ import msgspec
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from pdd.core.errors import ConfigError, InvalidRequest
 from pdd.core.ids import TokenId
@@ -29,6 +28,8 @@ _LONG_TEXT_CHARACTERS = 4096
 """About a millisecond of encoding: longer texts leave the event loop."""
 _MOST_COMPOSED = 4
 """No character decomposes canonically into more."""
+_UNFINISHED = "\ufffd"
+"""What decoders write for bytes that are no character, or none yet."""
 
 
 class TextCodec:
@@ -112,41 +113,49 @@ class TextCodec:
 class Detokenizer:
     """Decodes one answer token by token. All pieces together are the decoding of all tokens, special ones left out.
 
-    Text waits while it ends in the middle of a character: later tokens may complete it.
+    Text waits while it ends in the middle of a character: later tokens may complete it. A vocabulary that spells characters
+    in byte tokens may take back what it has said, when bytes that make no character follow some that did: that stays
+    said here. (The library's own stream ends with an error then.)
     """
 
-    __slots__ = ("_num_emitted", "_special_ids", "_stream", "_tokenizer", "_tokens", "_waits")
+    __slots__ = ("_before", "_special_ids", "_text_before", "_tokenizer", "_waiting")
 
     def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[TokenId]) -> None:
         self._tokenizer = tokenizer
         self._special_ids = special_ids
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._tokens: list[TokenId] = []
-        self._num_emitted = 0
-        self._waits = False
+        # Decoders treat the first token otherwise, so the tokens of the piece before are decoded once more with each piece.
+        self._before: list[TokenId] = []
+        self._text_before = ""
+        self._waiting: list[TokenId] = []
 
     @property
     def waits(self) -> bool:
         """The tokens so far end in the middle of a character."""
-        return self._waits
+        return bool(self._waiting)
 
     def push(self, token: TokenId) -> str:
         """The text that ``token`` completes; often empty."""
         if token in self._special_ids:
-            # The stream re-reads all it withholds for each token, so a long run of textless tokens must not enter it.
+            # All that waits is read again for each token, so a long run of textless tokens must not get in.
             return ""
-        self._tokens.append(token)
-        text = self._stream.step(self._tokenizer, token)
-        self._waits = text is None
-        self._num_emitted += len(text or "")
-        return text or ""
+        self._waiting.append(token)
+        text = self._decode([*self._before, *self._waiting])
+        if text.endswith(_UNFINISHED):
+            return ""
+        return self._release(text)
 
     def finish(self) -> str:
         """The rest after the last token: an unfinished character becomes U+FFFD."""
-        if not self._waits:
-            return ""
-        self._waits = False
-        return self._tokenizer.decode(self._tokens, skip_special_tokens=True)[self._num_emitted :]
+        return self._release(self._decode([*self._before, *self._waiting])) if self._waiting else ""
+
+    def _release(self, text: str) -> str:
+        piece = text[len(self._text_before) :]
+        self._before, self._waiting = self._waiting, []
+        self._text_before = self._decode(self._before)
+        return piece
+
+    def _decode(self, tokens: list[TokenId]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def _compile(template: str) -> jinja2.Template:
