@@ -81,7 +81,7 @@ def _tell_ready(context: RoleContext, table: EngineTable) -> None:
         table.role,
         table.cluster,
         table.node,
-        context.topology.model,
+        context.topology.served_model_name,
         table.host,
         table.port,
     )
@@ -107,7 +107,8 @@ def _vllm_launch(context: RoleContext, table: EngineTable, device: Device) -> Vl
     model = model_of(topology)
     return VllmLaunch(
         table=table,
-        model=model.name,
+        model=topology.model,
+        served_name=model.name,
         folder=checkpoint_folder(model, default_cache_root()),
         kv_format=model.kv_format(block_tokens_of(topology, topology.node(table.node))),
         max_model_tokens=topology.max_model_tokens,

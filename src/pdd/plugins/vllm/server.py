@@ -68,15 +68,23 @@ VLLM_ENVIRONMENT: Mapping[Device, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmLaunch:
-    """One engine's table and what belongs to it; ``folder`` holds the model as Hugging Face keeps one."""
+    """One engine's table and what belongs to it.
+
+    ``model`` is the topology's, a name or a path; ``folder`` holds it as Hugging Face keeps one.
+    """
 
     table: EngineTable
     model: str
+    served_name: str
     folder: Path
     kv_format: KvFormat
     max_model_tokens: int
     node_socket: Path
     device: Device
+
+    @property
+    def kv_dtype(self) -> str:
+        return self.kv_format.layers[0][0].dtype.value
 
 
 def require_vllm() -> Device:
@@ -104,10 +112,10 @@ def vllm_arguments(launch: VllmLaunch) -> tuple[str, ...]:
     """The arguments of ``vllm serve`` after the model's folder; those of the topology come last, so that they win."""
     table = launch.table
     pairs: list[tuple[str, ...]] = [
-        ("--served-model-name", launch.model),
+        ("--served-model-name", launch.served_name),
         ("--host", table.host),
         ("--port", str(table.port)),
-        ("--dtype", launch.kv_format.layers[0][0].dtype.value),
+        ("--dtype", launch.kv_dtype),
         ("--max-model-len", str(launch.max_model_tokens)),
         ("--max-num-seqs", str(table.max_batch)),
         # A chunk of prefill beside all decodes, as in PDD's own engine.
@@ -163,6 +171,7 @@ def _transfer_config(launch: VllmLaunch) -> dict[str, object]:
         "kv_connector_extra_config": {
             "node_socket": str(launch.node_socket),
             "model": launch.model,
+            "kv_dtype": launch.kv_dtype,
             "block_tokens": launch.kv_format.block_tokens,
             "engine": launch.table.name,
         },

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pdd.core.errors import ConfigError
 from pdd.core.ids import WorkerId
-from pdd.core.kv_format import KvFormat
+from pdd.core.kv_format import DType, KvFormat
 from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
 from pdd.engine.node_link import NodeLink
@@ -26,13 +27,14 @@ _NODE_TIMEOUT = Seconds(0.5)
 """A node answers within a millisecond. One that hangs makes all streams of its engine wait for so long, once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ConnectorSettings:
     """The keys of ``kv_connector_extra_config``.
 
     Attributes:
         node_socket: the KV node's Unix socket.
         model: a name of PDD's catalog or a Hugging Face folder; it names the KV format.
+        kv_dtype: what the node's K and V are kept in, where that isn't what the model says.
         block_tokens: the node's tokens per block.
         engine: this engine's name in the node's log.
         convert_dtype: the cache's element type may be another than the format's; KV is rounded then.
@@ -41,15 +43,16 @@ class ConnectorSettings:
 
     node_socket: Path
     model: str
+    kv_dtype: DType | None = None
     block_tokens: int = 16
     engine: str = "vllm"
     convert_dtype: bool = False
     loader_threads: int = 4
 
-    @property
+    @cached_property
     def kv_format(self) -> KvFormat:
-        """Raises ConfigError: there is no such model."""
-        return find_model(self.model).kv_format(self.block_tokens)
+        """Raises ConfigError: there is no such model. Reads some of a folder's weights."""
+        return find_model(self.model, kv_dtype=self.kv_dtype).kv_format(self.block_tokens)
 
     def make_link(self) -> NodeLink:
         """A link of its own for each thread."""
@@ -69,6 +72,7 @@ def read_settings(vllm_config: Any) -> ConnectorSettings:
     return ConnectorSettings(
         node_socket=Path(_text(given, "node_socket")),
         model=_text(given, "model", default=vllm_config.model_config.model),
+        kv_dtype=_dtype(given, "kv_dtype"),
         block_tokens=_count(given, "block_tokens", default=16),
         engine=_text(given, "engine", default="vllm"),
         convert_dtype=_choice(given, "convert_dtype", default=False),
@@ -99,6 +103,13 @@ def _count(given: Mapping[str, Any], key: str, *, default: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{_WHERE}.{key} is {value!r}; it must be a whole number, at least 1")
     return value
+
+
+def _dtype(given: Mapping[str, Any], key: str) -> DType | None:
+    value = given.get(key)
+    if value is not None and value not in list(DType):
+        raise ConfigError(f"{_WHERE}.{key} is {value!r}; it must be one of {', '.join(DType)}")
+    return None if value is None else DType(value)
 
 
 def _choice(given: Mapping[str, Any], key: str, *, default: bool) -> bool:
