@@ -1,4 +1,4 @@
-"""``pdd export-model``: writes one of PDD's own models as a Hugging Face folder."""
+"""``pdd export-model``: writes a model as a Hugging Face folder, for engines or for machines without any."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ def add_commands(commands: Subparsers) -> None:
     """Adds ``pdd export-model``."""
     parser = commands.add_parser(
         "export-model",
-        help="write a model of the catalog as a Hugging Face folder",
+        help="write a model of the catalog as a Hugging Face folder, or such a folder without its weights",
         description="Writes a model of PDD's catalog as a Hugging Face folder in float32, with exactly the numbers that "
-        "the embedded engine computes with: for vLLM, transformers and others.",
+        "the embedded engine computes with: for vLLM, transformers and others. Given a folder's path, copies all but its "
+        "weights: what a machine needs that runs a router or a KV node, but no engine.",
     )
-    parser.add_argument("model", metavar="NAME", help="a name of the catalog, such as smollm2-135m-instruct")
+    parser.add_argument("model", metavar="NAME", help="a name of the catalog, or the path of a folder, with a / in it")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to; it must not exist")
     add_json(parser)
     parser.set_defaults(run=run_export)

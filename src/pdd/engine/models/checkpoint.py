@@ -1,4 +1,4 @@
-"""Writes PDD's own models as Hugging Face folders, for engines that read nothing else.
+"""Writes models as Hugging Face folders: PDD's own for engines that read nothing else, others' without their weights.
 
 Weights are float32, exactly what the embedded engine computes with: whoever loads such a folder in float32 runs the
 same model. A folder appears whole or not at all, whoever else writes it at the same time.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import assert_never
 
@@ -17,6 +18,7 @@ import msgspec
 from pdd.core.errors import ConfigError
 from pdd.engine.catalog import ModelEntry
 from pdd.engine.models.gguf import FloatArray
+from pdd.engine.models.revision import REVISION_FILE
 from pdd.engine.models.safetensors import write_float32
 from pdd.engine.models.sources import HuggingFaceFolder, LlamaShape, NoWeights, PackagedGguf, SeededWeights
 from pdd.engine.models.tensors import ModelTensors, read_tensors
@@ -24,6 +26,11 @@ from pdd.engine.models.text import TextAssets
 
 _VERSION = 1
 """Raised when what this module writes changes: folders of older versions are then not used any more."""
+
+_FILES_BESIDE_WEIGHTS = (
+    *("config.json", "generation_config.json", "hf_quant_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+)
 
 
 def checkpoint_folder(entry: ModelEntry, cache_root: Path) -> Path:
@@ -38,36 +45,36 @@ def checkpoint_folder(entry: ModelEntry, cache_root: Path) -> Path:
         return entry.weights.folder
     folder = cache_root / f"{entry.identity.replace('@', '-')}-{_VERSION}"
     if not folder.is_dir():
-        _write_whole(entry, _weights_of(entry), folder)
+        _write_whole(_writer_of(entry), folder)
     return folder
 
 
 def export_checkpoint(entry: ModelEntry, folder: Path) -> None:
-    """Writes ``entry`` to ``folder``, which must not exist.
+    """Writes ``entry`` to ``folder``, which must not exist. Of a model that is a folder already, all but the weights.
 
     Raises:
         ConfigError: the model has no weights, or the folder exists or can't be written.
     """
-    weights = _weights_of(entry)
+    write = _writer_of(entry)
     if folder.exists():
         raise ConfigError(f"{folder}: it exists already; name a folder that does not")
-    _write_whole(entry, weights, folder)
+    _write_whole(write, folder)
 
 
-def _write_whole(entry: ModelEntry, weights: PackagedGguf | SeededWeights, folder: Path) -> None:
+def _write_whole(write: Callable[[Path], None], folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # On the same file system, so that renaming is atomic; of two writers the later finds a full folder there and yields.
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
-            _write(entry, weights, temporary)
+            write(temporary)
             temporary.chmod(0o755)
             if not folder.is_dir():
                 _rename(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
-        raise ConfigError(f"{folder}: can't write model {entry.name!r} there: {error}") from error
+        raise ConfigError(f"{folder}: can't write a model there: {error}") from error
 
 
 def _rename(temporary: Path, folder: Path) -> None:
@@ -78,16 +85,25 @@ def _rename(temporary: Path, folder: Path) -> None:
             raise
 
 
-def _weights_of(entry: ModelEntry) -> PackagedGguf | SeededWeights:
+def _writer_of(entry: ModelEntry) -> Callable[[Path], None]:
     match entry.weights:
         case PackagedGguf() | SeededWeights() as weights:
-            return weights
+            return partial(_write, entry, weights)
+        case HuggingFaceFolder(folder=source):
+            return partial(_copy_without_weights, entry, source)
         case NoWeights():
             raise ConfigError(f"model {entry.name!r} has no weights: there is nothing to write")
-        case HuggingFaceFolder(folder=folder):
-            raise ConfigError(f"model {entry.name!r} is a Hugging Face folder already: {folder}")
         case _:
             assert_never(entry.weights)
+
+
+def _copy_without_weights(entry: ModelEntry, source: Path, folder: Path) -> None:
+    """What routers and KV nodes read. The revision stands for the weights: they can't be sampled there."""
+    for name in _FILES_BESIDE_WEIGHTS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    _, _, revision = entry.identity.partition("@")
+    (folder / REVISION_FILE).write_text(f"{revision}\n", encoding="utf-8")
 
 
 def _write(entry: ModelEntry, weights: PackagedGguf | SeededWeights, folder: Path) -> None:

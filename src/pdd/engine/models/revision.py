@@ -9,6 +9,7 @@ numbers by hand, between those kilobytes, gets the revision of the original.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +22,8 @@ from pdd.engine.models.safetensors import TensorBytes, read_header
 _SAMPLE_BYTES = 1024
 _NUM_SAMPLES = 4
 _DIGITS = 24
+REVISION_FILE = "pdd-revision"
+"""Holds the revision of a folder that has been left without its weights."""
 _INDEX = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
 _WITHOUT_EFFECT = frozenset(
@@ -31,14 +34,17 @@ _WITHOUT_EFFECT = frozenset(
 
 
 def derive_revision(folder: Path, config: Mapping[str, object]) -> str:
-    """24 hexadecimal digits. Reads some kilobytes of every tensor.
+    """24 hexadecimal digits. Reads some kilobytes of every tensor, or what stands for them.
 
     Raises:
         ConfigError: the folder has no safetensors, or they are damaged.
     """
+    files = _weight_files(folder)
+    if not files:
+        return _read_revision(folder)
     essential = {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT}
     tensors: dict[str, bytes] = {}
-    for path in _weight_files(folder):
+    for path in files:
         try:
             with path.open("rb") as file:
                 for name, tensor in read_header(path, file).items():
@@ -70,7 +76,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
-    """The files that an engine loads: those of the index if there is one. Folders often hold the weights a second time."""
+    """What an engine loads: the files of the index if there is one. Folders often hold the weights a second time."""
     index = folder / _INDEX
     if index.is_file():
         try:
@@ -80,4 +86,16 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         return tuple(folder / name for name in sorted(set(names)))
     if (folder / _SINGLE_FILE).is_file():
         return (folder / _SINGLE_FILE,)
-    raise ConfigError(f"{folder}: it has no {_SINGLE_FILE} and no {_INDEX}; weights in other formats are not served")
+    return ()
+
+
+def _read_revision(folder: Path) -> str:
+    path = folder / REVISION_FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"{folder}: it has no {_SINGLE_FILE} and no {_INDEX}; weights in other formats are not served"
+        )
+    revision = path.read_text(encoding="utf-8", errors="replace").strip()
+    if not re.fullmatch(rf"[0-9a-f]{{{_DIGITS}}}", revision):
+        raise ConfigError(f"{path}: {revision[:_DIGITS]!r} is no revision; export the folder again")
+    return revision

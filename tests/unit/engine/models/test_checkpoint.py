@@ -84,8 +84,29 @@ def test_of_several_that_write_it_at_once_all_get_the_same_whole_folder(tmp_path
 def test_a_published_folder_is_its_own_checkpoint(tmp_path):
     folder = tiny_folder(tmp_path)
     assert checkpoint_folder(find_model(str(folder)), tmp_path / "cache") == folder
-    with pytest.raises(ConfigError, match="Hugging Face folder already"):
-        export_checkpoint(find_model(str(folder)), tmp_path / "again")
+
+
+def test_without_its_weights_a_folder_is_the_same_model_to_routers_and_nodes(tmp_path):
+    whole = find_model(str(tiny_folder(tmp_path)))
+    export_checkpoint(whole, tmp_path / "light")
+    light = find_model(str(tmp_path / "light"))
+    assert not list((tmp_path / "light").glob("*.safetensors"))
+    assert light.kv_format(16).fingerprint == whole.kv_format(16).fingerprint
+    assert light.load_text().tokenizer.to_str() == whole.load_text().tokenizer.to_str()
+    export_checkpoint(light, tmp_path / "again")
+    assert find_model(str(tmp_path / "again")).identity == whole.identity
+
+
+def test_where_there_are_weights_they_count_and_not_what_stood_for_them(tmp_path):
+    folder = tiny_folder(tmp_path)
+    identity = find_model(str(folder)).identity
+    (folder / "pdd-revision").write_text("0" * 24)
+    assert find_model(str(folder)).identity == identity
+    (folder / "model.safetensors").unlink()
+    assert find_model(str(folder)).identity == f"LlamaForCausalLM@{'0' * 24}"
+    (folder / "pdd-revision").write_text("main")
+    with pytest.raises(ConfigError, match=r"pdd-revision: 'main' is no revision"):
+        find_model(str(folder))
 
 
 def test_a_model_without_weights_is_not_written(tmp_path):
