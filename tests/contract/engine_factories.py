@@ -106,3 +106,5 @@ Factory = Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[EngineUn
 _OURS: dict[str, Factory] = {"scripted": scripted, "embedded": embedded}
 _INSTALLED: dict[str, Factory] = {"vllm": vllm} if find_spec("vllm") else {}
 FACTORIES = _OURS | _INSTALLED
+START_PATIENCE = {"vllm": 300.0}
+"""Seconds for tests that may have to start it, where the usual limit is too little."""

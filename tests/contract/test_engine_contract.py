@@ -13,7 +13,7 @@ from pdd.core.request import GREEDY, FinishReason, Generation, Sampling, TokenSp
 from pdd.core.topology import Address
 from pdd.engine.http.client import HttpEngineClient
 from pdd.engine.http.contract import SpanContract
-from tests.contract.engine_factories import FACTORIES, EngineUnderTest
+from tests.contract.engine_factories import FACTORIES, START_PATIENCE, EngineUnderTest
 from tests.support.vllm_process import vllm_process
 
 pytestmark = pytest.mark.anyio
@@ -52,7 +52,12 @@ def vllm_address() -> Iterator[Address]:
         yield vllm.address
 
 
-@pytest.fixture(params=FACTORIES.values(), ids=FACTORIES.keys())
+@pytest.fixture(
+    params=[
+        pytest.param(factory, id=name, marks=pytest.mark.timeout(START_PATIENCE.get(name)))
+        for name, factory in FACTORIES.items()
+    ]
+)
 async def served(request: pytest.FixtureRequest) -> AsyncGenerator[Served]:
     async with (
         request.param(request) as under_test,

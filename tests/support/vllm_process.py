@@ -19,7 +19,7 @@ from pdd.engine.catalog import find_model
 from pdd.engine.models.checkpoint import checkpoint_folder
 
 MODEL = "tiny-random-32"
-START_LIMIT_S = 100.0
+START_LIMIT_S = 200.0
 STOP_LIMIT_S = 20.0
 # One thread each: a test's machine has few cores, and by default each engine binds itself to the first of them.
 _ENVIRONMENT = {

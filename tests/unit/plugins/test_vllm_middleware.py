@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from pdd.core.errors import WorkerFailed
 from pdd.core.units import Seconds
 from pdd.engine.http.sse import DONE, KEEP_ALIVE, encode_event
-from pdd.engine.http.wire_reply import decode_info
+from pdd.engine.http.wire_reply import decode_event, decode_info
 from pdd.engine.http.wire_request import GENERATE_PATH, encode_generation
 from pdd.plugins.vllm.middleware import AsgiApp, DescribeEngine, Message, Receive, Scope, Send
 from tests.unit.engine.scripted_support import SEEDED, generation
@@ -164,6 +165,30 @@ async def test_a_stream_that_says_nothing_is_kept_alive_by_comments():
         await DescribeEngine(app, keep_alive=Seconds(0.01))(asked.scope, asked.receive, asked.send)
     assert asked.body.startswith(KEEP_ALIVE)
     assert asked.body.endswith(b"data: 1\n\n")
+
+
+@pytest.mark.parametrize("pieces", [(), (b"data: 1\n\n",)], ids=["before any span", "after one"])
+async def test_a_stream_whose_engine_has_ended_is_ended_with_a_reason(pieces: tuple[bytes, ...]):
+    server, cancelled = Server(), asyncio.Event()
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        server.state.engine_client.errored = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    asked = Exchange(routers(), server=server)
+    async with asyncio.timeout(5):
+        await DescribeEngine(app, keep_alive=Seconds(0.01))(asked.scope, asked.receive, asked.send)
+    assert cancelled.is_set()
+    assert asked.sent[-1]["more_body"] is False
+    assert [message["body"] for message in asked.sent[1:-1]] == list(pieces)
+    with pytest.raises(WorkerFailed, match="has ended"):
+        decode_event(asked.sent[-1]["body"].removeprefix(b"data: "), next_position=0)
 
 
 async def test_nothing_is_said_before_the_headers_nor_in_what_is_no_stream():

@@ -3,7 +3,8 @@
 - ``GET /pdd/v1/info`` describes the engine and is the router's health check; 503 once vLLM's core has died.
 - The router's generations are held to the same rules, in the same words, as at any other engine: vLLM would cut an answer at
   the context's end without a word, and its refusals name neither field nor limit.
-- Their streams are kept alive by comments, since vLLM sends nothing during a prefill.
+- Their streams are kept alive by comments, since vLLM sends nothing during a prefill; and ended when its core has ended,
+  since on SIGTERM vLLM stops its core and then waits for ever for streams that get nothing more.
 
 Requests of others (those without ``kv_transfer_params.num_prompt_tokens``) pass as they are. Imports no vLLM: what it asks
 of vLLM's server it finds in the application's state.
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pdd.core.errors import PddError, Unavailable
+from pdd.core.errors import PddError, Unavailable, WorkerFailed
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.engine.http.errors import DEFAULT_RETRY_AFTER, reply_to
@@ -34,6 +35,8 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _DEFAULT_BLOCK_TOKENS = 16
 _KEEP_ALIVE_INTERVAL = Seconds(5.0)
+_LOOK_INTERVAL = Seconds(1.0)
+"""How often it is looked whether the engine of a stream still lives."""
 _LAST_EVENT = encode_event(DONE)
 
 
@@ -48,6 +51,13 @@ class _Asked(msgspec.Struct):
 
 
 _ASKED_DECODER = msgspec.json.Decoder(_Asked)
+
+
+class EngineClient(Protocol):
+    """The part of vLLM's that is read here. ``errored``: its core has died, or was stopped."""
+
+    errored: bool
+    vllm_config: Any
 
 
 class ModelConfig(Protocol):
@@ -94,17 +104,18 @@ class DescribeEngine:
         except PddError as error:
             await _refuse(send, error)
             return
-        stream = _PatientStream(send, self._keep_alive)
+        stream = _PatientStream(send, self._keep_alive, is_alive=lambda: not _engine_of(scope).errored)
         async with asyncio.TaskGroup() as tasks:
-            keeper = tasks.create_task(stream.keep_alive())
-            try:
-                await self._app(scope, _Replay(body, receive), stream.send)
-            finally:
-                keeper.cancel()
+            answering = tasks.create_task(self._answer(scope, _Replay(body, receive), stream.send))
+            keeper = tasks.create_task(stream.keep_alive(give_up=answering.cancel))
+            answering.add_done_callback(lambda _: keeper.cancel())
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
 
     def _info(self, scope: Scope) -> EngineInfo:
         """Raises Unavailable when vLLM's core has died: its server ends soon after."""
-        if scope["app"].state.engine_client.errored:
+        if _engine_of(scope).errored:
             raise Unavailable("vLLM's engine core has died; its log says why", retry_after_s=DEFAULT_RETRY_AFTER)
         config = _config_of(scope)
         return EngineInfo(
@@ -130,17 +141,18 @@ class _Replay:
 
 
 class _PatientStream:
-    """Passes a response on; while it is a stream that says nothing, it says that it lives."""
+    """Passes a response on; while it is a stream that says nothing, it says that the engine lives, or that it doesn't."""
 
-    def __init__(self, send: Send, interval: Seconds) -> None:
+    def __init__(self, send: Send, interval: Seconds, *, is_alive: Callable[[], bool]) -> None:
         self._send = send
         self._interval = interval
+        self._is_alive = is_alive
         self._turn = (
             asyncio.Lock()
         )  # a write may have to wait for a slow reader, and messages must not overtake each other
         self._streaming = False
         self._held = b""
-        self._spoke_at = asyncio.get_running_loop().time()
+        self._spoke_at = _now()
 
     async def send(self, message: Message) -> None:
         async with self._turn:
@@ -155,24 +167,31 @@ class _PatientStream:
                 message = {**message, "body": self._held + message.get("body", b"")}
             await self._speak(message)
 
-    async def keep_alive(self) -> None:
-        """Until it is cancelled. vLLM's messages are whole events, so a comment fits between any two."""
-        while True:
-            quiet = asyncio.get_running_loop().time() - self._spoke_at
-            await asyncio.sleep(self._interval - quiet)
-            async with self._turn:
-                if asyncio.get_running_loop().time() - self._spoke_at >= self._interval:
-                    await self._say_it_lives()
+    async def keep_alive(self, *, give_up: Callable[[], object]) -> None:
+        """Until it is cancelled, or has ended the stream of a dead engine: ``give_up`` is called then.
 
-    async def _say_it_lives(self) -> None:
-        if self._streaming:
-            await self._speak({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
-        else:
-            self._spoke_at = asyncio.get_running_loop().time()
+        vLLM's messages are whole events, so what is said here fits between any two.
+        """
+        while True:
+            await asyncio.sleep(min(self._interval, _LOOK_INTERVAL))
+            async with self._turn:
+                if not self._streaming:
+                    continue
+                if not self._is_alive():
+                    break
+                if _now() - self._spoke_at >= self._interval:
+                    await self._speak({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+        ended = encode_event(reply_to(WorkerFailed("vLLM's engine core has ended; its log says why")).body)
+        await self.send({"type": "http.response.body", "body": ended, "more_body": False})
+        give_up()
 
     async def _speak(self, message: Message) -> None:
         await self._send(message)
-        self._spoke_at = asyncio.get_running_loop().time()
+        self._spoke_at = _now()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _is_the_routers(body: bytes) -> bool:
@@ -183,13 +202,17 @@ def _is_the_routers(body: bytes) -> bool:
     return asked.kv_transfer_params is not None and asked.kv_transfer_params.num_prompt_tokens is not None
 
 
+def _engine_of(scope: Scope) -> EngineClient:
+    return scope["app"].state.engine_client
+
+
 def _config_of(scope: Scope) -> ModelConfig:
-    return scope["app"].state.engine_client.vllm_config.model_config
+    return _engine_of(scope).vllm_config.model_config
 
 
 def _block_tokens(scope: Scope) -> int:
     """The connector's; without one, what it would be by default."""
-    transfer = scope["app"].state.engine_client.vllm_config.kv_transfer_config
+    transfer = _engine_of(scope).vllm_config.kv_transfer_config
     extra: dict[str, Any] = {} if transfer is None else transfer.kv_connector_extra_config
     return extra.get("block_tokens", _DEFAULT_BLOCK_TOKENS)
 
