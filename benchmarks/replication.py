@@ -21,7 +21,7 @@ from pdd.core.ids import NodeId, OrderId, Salt, TokenId, WorkerId
 from pdd.core.kv_format import KvFormat
 from pdd.core.topology import Address, NodeTable, Topology
 from pdd.core.units import Bytes, Seconds
-from pdd.engine.catalog import find_model
+from pdd.engine.catalog import model_of
 from pdd.kvnode.base import ReplicationOrder
 from pdd.kvnode.client import TcpNodeClient
 from pdd.kvnode.local import LocalNode
@@ -34,7 +34,7 @@ _BATCH_BLOCKS = 64
 def run(repetitions: int) -> Result:
     """Each repetition: a gigabyte of new blocks from node to node, then as many bytes from socket to socket."""
     topology = _topology()
-    kv_format = find_model(topology.model).kv_format(topology.block_tokens)
+    kv_format = model_of(topology).kv_format(topology.block_tokens)
     num_blocks = _TARGET_BYTES // kv_format.block_bytes
     num_bytes = num_blocks * kv_format.block_bytes
     nodes: list[float] = []

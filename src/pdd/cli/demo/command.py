@@ -46,24 +46,31 @@ async def _demo(args: argparse.Namespace) -> int:
     from pdd.cli.demo.show import DemoStage, QuietStage, introduce, print_results, print_verdict
     from pdd.cli.deploy.launch import launched
     from pdd.cli.topology.choose import choose_topology
-    from pdd.engine.catalog import find_model
+    from pdd.engine.catalog import model_of
     from pdd.router.api.schema import Message
     from pdd.router.api.tokenizer import TextCodec
 
     topology, script = choose_topology(args.engine, args.topology), load_script()
-    model = find_model(topology.model)
+    model = model_of(topology)
     codec = TextCodec(model.load_text())
     rendered = codec.render_chat((Message(role="user", content=script.first_message),))
     prompt_tokens = len(await codec.encode(rendered))
     kv = Bytes(model.kv_format(topology.block_tokens).bytes_per_token * prompt_tokens)
     progress, console = open_console(stderr=True), open_console(stderr=bool(args.json))
     line = _line_to_main(topology)
-    introduce(console, model=topology.model, engines=_engines(topology), line=line, prompt_tokens=prompt_tokens, kv=kv)
+    introduce(
+        console,
+        model=topology.served_model_name,
+        engines=_engines(topology),
+        line=line,
+        prompt_tokens=prompt_tokens,
+        kv=kv,
+    )
     async with launched(topology, progress) as deployment, RouterClient.of(deployment) as client:
         stage = QuietStage(progress) if args.json else DemoStage(console)
-        pace = await measure_pace(client, model=topology.model)
+        pace = await measure_pace(client, model=topology.served_model_name)
         answer_tokens = choose_answer_tokens(crossing=_crossing(kv, line), pace=pace)
-        runs = await play(client, script, model=topology.model, answer_tokens=answer_tokens, stage=stage)
+        runs = await play(client, script, model=topology.served_model_name, answer_tokens=answer_tokens, stage=stage)
     round_trip = Seconds(2 * line.delay_s if line else 0.0)
     verdict = judge(runs, round_trip=round_trip, block_tokens=topology.block_tokens)
     if args.json:

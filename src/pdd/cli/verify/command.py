@@ -76,10 +76,10 @@ async def _verify(args: argparse.Namespace) -> int:
     from pdd.cli.deploy.launch import unshaped
     from pdd.cli.topology.choose import choose_topology
     from pdd.cli.verify.directions import directions_of
-    from pdd.engine.catalog import find_model
+    from pdd.engine.catalog import model_of
 
     topology = unshaped(choose_topology(args.engine, args.topology))
-    tokenizer = find_model(topology.model).load_text().tokenizer
+    tokenizer = model_of(topology).load_text().tokenizer
     longest = min(LONGEST_TOKENS, topology.max_model_tokens - REFERENCE_TOKENS)
     prompts = make_prompts(lambda text: tokenizer.encode(text).ids, count=args.prompts, seed=args.seed, longest=longest)
     progress = open_console(stderr=True)
@@ -118,7 +118,7 @@ async def _run(
             router=router,
             unbroken=engine,
             scores=await stack.enter_async_context(open_scores(deployment.topology)) if direction.mixed else None,
-            model=deployment.topology.model,
+            model=deployment.topology.served_model_name,
             seed=seed,
             salt=secrets.token_hex(8),
         )

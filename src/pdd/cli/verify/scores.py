@@ -21,7 +21,7 @@ from pdd.core.ids import Salt, TokenId
 from pdd.core.request import Role
 from pdd.core.topology import Address, EngineKind, Topology
 from pdd.core.units import Seconds
-from pdd.engine.catalog import find_model
+from pdd.engine.catalog import model_of
 from pdd.engine.http.wire_request import GENERATE_PATH
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ async def open_scores(topology: Topology) -> AsyncGenerator[ReferenceScores]:
             yield EmbeddedScores(topology)
         case EngineKind.VLLM:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT)) as session:
-                vocab_size = find_model(topology.model).vocab_size
+                vocab_size = model_of(topology).vocab_size
                 yield VllmScores(session, Address(host=main.host, port=main.port), vocab_size=vocab_size)
         case EngineKind.SCRIPTED | EngineKind.MODELLED:
             raise ConfigError(f"engine {main.name!r}: kind {main.kind} has no scores")
@@ -86,7 +86,7 @@ class EmbeddedScores:
         from pdd.engine.embedded.alone import LoneModel
 
         topology = self._topology
-        return LoneModel.load(find_model(topology.model), max_model_tokens=topology.max_model_tokens)
+        return LoneModel.load(model_of(topology), max_model_tokens=topology.max_model_tokens)
 
 
 class VllmScores:
