@@ -86,6 +86,7 @@ class MemoryNode:
     ``on_call`` and ``on_commit`` run before what they are named for.
     """
 
+    block_bytes: int = FORMAT.block_bytes
     up: bool = True
     fail_calls: bool = False
     notices_death: bool = True
@@ -153,7 +154,7 @@ class MemoryStore:
         for block in hashes:
             if block not in self.node.committed:
                 slots.append(MemorySlot(block, len(self.node.contents)))
-                self.node.contents.append(bytearray(FORMAT.block_bytes))
+                self.node.contents.append(bytearray(self.node.block_bytes))
         self.node.num_writes += len(slots)
         return tuple(slots)
 
