@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from pdd.cli.ask.client import RouterClient
 from pdd.cli.ask.conversation import Draw, Pins, Question, ReceivedAnswer, ReceivedSpan, TokenPrompt
@@ -25,7 +26,7 @@ from pdd.cli.deploy.supervisor import Timing
 from pdd.cli.topology.file import load_topology
 from pdd.core.errors import PddError
 from pdd.core.request import Sampling
-from pdd.core.topology import LOOPBACK, Address, Topology
+from pdd.core.topology import LOOPBACK, Address, EngineKind, Topology
 from pdd.core.units import BitsPerSecond, Seconds
 from pdd.engine.catalog import find_model
 from pdd.engine.scripted.engine import scripted_answer
@@ -37,6 +38,13 @@ NODES = ("node-p", "node-rld", "node-md")
 ENGINES = ("P", "RLD", "MD")
 LINK = "wan"
 _POLL_S = 0.05
+_VLLM_HOLDS = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:num_requests_kv_fetch_by_stage": "loading",
+    "vllm:kv_cache_usage_perc": "cache share",
+}
+"""vLLM counts them anew only when it computes."""
 
 
 def packaged_topology(name: str, *, rate: float | None = None, **engines: dict[str, object]) -> Topology:
@@ -171,9 +179,25 @@ class Live:
 
     async def running(self, engine: str) -> int:
         """Generations that the engine has not let go of."""
+        return int((await self.engine_holds(engine))["running"])
+
+    async def engine_holds(self, engine: str) -> dict[str, float]:
+        """What an engine holds for requests; vLLM also says it of its queues and its cache."""
         table = self.topology.engine(engine)
-        _, body = await self.get(str(Address(host=table.host, port=table.port)), "/health")
-        return body["running"]
+        address = str(Address(host=table.host, port=table.port))
+        if table.kind is EngineKind.VLLM:
+            return await self._vllm_holds(address)
+        _, body = await self.get(address, "/health")
+        return {"running": body["running"]}
+
+    async def _vllm_holds(self, address: str) -> dict[str, float]:
+        held: dict[str, float] = {}
+        async with self.http.get(f"http://{address}/metrics") as reply:
+            text = await reply.text()
+        for family in text_string_to_metric_families(text):
+            if name := _VLLM_HOLDS.get(family.name):
+                held[name] = sum(sample.value for sample in family.samples)
+        return held
 
     async def node_stats(self, name: str) -> NodeStats:
         node = self.topology.node(name)
@@ -182,9 +206,9 @@ class Live:
         async with TcpNodeClient(node=node.name, address=address, kv_format=kv_format) as client:
             return await client.stats()
 
-    async def held(self) -> dict[str, dict[str, int]]:
+    async def held(self) -> dict[str, dict[str, float]]:
         """What each node and engine holds for requests, without what is 0: empty when everything was given back."""
-        held: dict[str, dict[str, int]] = {}
+        held: dict[str, dict[str, float]] = {}
         for node in self.topology.nodes:
             stats = await self.node_stats(node.name)
             books = {
@@ -196,8 +220,8 @@ class Live:
             }
             held[node.name] = {name: count for name, count in books.items() if count}
         for engine in self.topology.engines:
-            running = await self.running(engine.name)
-            held[engine.name] = {"running": running} if running else {}
+            holds = await self.engine_holds(engine.name)
+            held[engine.name] = {name: count for name, count in holds.items() if count}
         return {name: books for name, books in held.items() if books}
 
     async def until_clean(self, seconds: float = 15.0) -> None:
