@@ -1,5 +1,39 @@
-"""All of this folder needs vLLM: run it with ``.venv-vllm/bin/pytest tests/vllm``."""
+"""What tests of vLLM share. They run where it is installed (`make test-vllm`); elsewhere there are none.
 
+A test imports vLLM inside itself or its fixtures, never at the top of its module: what vLLM imports warns a lot, and while
+tests are collected a warning is an error.
+"""
+
+from collections.abc import AsyncGenerator
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
+import pytest
+
+from tests.support.live import QUICK_RESTARTS, Live, live, packaged_topology
+
+_INSTALLED = find_spec("vllm") is not None
+collect_ignore_glob = [] if _INSTALLED else ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Starting engines takes a while on a busy machine, and what their libraries warn of is theirs."""
+    for item in items:
+        if "tests/vllm/" in item.path.as_posix():
+            for kind in ("DeprecationWarning", "FutureWarning", "UserWarning"):
+                item.add_marker(pytest.mark.filterwarnings(f"default::{kind}"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """For the session, so that a deployment may live longer than a test."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def vllm_deployment(anyio_backend: str) -> AsyncGenerator[Live]:
+    """Three vLLM engines of the tiny model in a deployment, for all tests of a module; they must leave it as it was."""
+    async with live(packaged_topology("vllm-tiny"), timing=QUICK_RESTARTS) as deployment:
+        await deployment.until_healthy()
+        yield deployment

@@ -21,7 +21,7 @@ from enum import Enum
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pdd.core.errors import ConfigError, Unavailable, WorkerFailed
 from pdd.core.kv_format import KvFormat, TensorSpec
@@ -29,6 +29,9 @@ from pdd.core.topology import Address, EngineTable
 from pdd.core.units import Bytes, Seconds
 from pdd.engine.http.client import HttpEngineClient
 from pdd.plugins.vllm.settings import SAMPLING_PROCESSOR
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 PRELOAD_MODULE = "pdd.plugins.vllm.preload"
 """Imports what an engine needs; a process that has done so can be forked into one."""
@@ -202,22 +205,18 @@ async def serve_vllm(launch: VllmLaunch, *, on_ready: Callable[[], None]) -> Non
     options = _parse(["--model", str(launch.folder), *vllm_arguments(launch)])
     set_process_title(launch.table.name)
     stopped = asyncio.Event()
-    with _Reasons.collected() as reasons:
-        async with asyncio.TaskGroup() as group:
-            serving = group.create_task(_run(options, reasons))
-            telling = group.create_task(_tell_when_ready(launch.table, serving, stopped, on_ready))
-            serving.add_done_callback(lambda _: telling.cancel())
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(_run(options))
+        telling = group.create_task(_tell_when_ready(launch.table, serving, stopped, on_ready))
+        serving.add_done_callback(lambda _: telling.cancel())
     if not stopped.is_set():
         raise WorkerFailed("vLLM stopped by itself; its log says why")
 
 
-async def _run(options: argparse.Namespace, reasons: _Reasons) -> None:
+async def _run(options: argparse.Namespace) -> None:
     """What ``vllm serve`` does for one server, but for how its processes are started."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.api_server.entry import build_and_serve
     from vllm.entrypoints.launchers.launcher import setup_server
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.async_llm import AsyncLLM
 
     try:
         address, listener = setup_server(options, reuse_port=False)
@@ -227,23 +226,33 @@ async def _run(options: argparse.Namespace, reasons: _Reasons) -> None:
         # Starting blocks the loop for as long as it takes: until vLLM sets handlers of its own, a signal must interrupt.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _interrupt)
+        engine = _start_engine(options)
+        try:
+            shutdown = await build_and_serve(engine, address, listener, options)
+        finally:
+            engine.shutdown(timeout=engine.vllm_config.shutdown_timeout)
+        await shutdown
+
+
+def _start_engine(options: argparse.Namespace) -> AsyncLLM:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    context = UsageContext.OPENAI_API_SERVER
+    with _Reasons.collected() as reasons:
         try:
             with _kept_in_environment(_START_METHOD):
                 arguments = AsyncEngineArgs.from_cli_args(options)
-                config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
-            engine = AsyncLLM.from_vllm_config(
+                config = arguments.create_engine_config(context)
+            return AsyncLLM.from_vllm_config(
                 config,
-                usage_context=UsageContext.OPENAI_API_SERVER,
+                usage_context=context,
                 disable_log_stats=arguments.disable_log_stats,
                 enable_log_requests=arguments.enable_log_requests,
             )
         except Exception as error:
             raise ConfigError(f"vLLM did not start: {reasons.first() or describe_reason(error)}") from error
-        try:
-            shutdown = await build_and_serve(engine, address, listener, options)
-        finally:
-            engine.shutdown(timeout=config.shutdown_timeout)
-        await shutdown
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -305,36 +314,46 @@ def describe_reason(error: BaseException) -> str:
     return text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"
 
 
-class _Reasons(logging.Handler):
+class _Reasons:
     """Hears why vLLM's processes fail: they are forked from this one, so what they log comes through its pipe.
 
-    All that vLLM raises in this one is that some other process failed.
+    All that vLLM raises in this one is that some other process failed. Listens where log records are made, since each of
+    vLLM's processes replaces all handlers.
     """
 
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self._read, self._write = os.pipe()
-        for end in (self._read, self._write):
-            os.set_blocking(end, False)
+    def __init__(self, read: int, write: int) -> None:
+        self._read, self._write = read, write
+        self._closed = False
 
     @classmethod
     @contextmanager
     def collected(cls) -> Generator[_Reasons]:
-        """While the context lives."""
-        reasons, logger = cls(), logging.getLogger("vllm")
-        logger.addHandler(reasons)
+        """Listens, and can be asked, while the context lives."""
+        ends = os.pipe()
+        for end in ends:
+            os.set_blocking(end, False)
+        reasons, make = cls(*ends), logging.getLogRecordFactory()
+
+        def make_and_hear(*given: Any, **named: Any) -> logging.LogRecord:  # noqa: ANN401 (whatever it may be)
+            record = make(*given, **named)
+            reasons._hear(record)
+            return record
+
+        logging.setLogRecordFactory(make_and_hear)
         try:
             yield reasons
         finally:
-            logger.removeHandler(reasons)
-            os.close(reasons._read)
-            os.close(reasons._write)
+            reasons._closed = True  # it can't be taken out again: vLLM has wrapped it in one of its own
+            for end in ends:
+                os.close(end)
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def _hear(self, record: logging.LogRecord) -> None:
         """Whole lines only, and none at all when the pipe is full: the first one matters."""
+        if self._closed or record.levelno < logging.ERROR:
+            return
         if record.exc_info and record.exc_info[1] is not None:
             line = describe_reason(record.exc_info[1]).encode()[:_MOST_REASON_BYTES] + b"\n"
-            with suppress(BlockingIOError):
+            with suppress(BlockingIOError, BrokenPipeError):
                 os.write(self._write, line)
 
     def first(self) -> str | None:
