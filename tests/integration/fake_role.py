@@ -3,6 +3,7 @@
 import argparse
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,17 @@ def main():
         case "die-when-ready":
             ready.ready()
             os.kill(os.getpid(), signal.SIGKILL)
+        case "child-then-die":
+            # Never ready, and what it leaves holds its end of the pipe.
+            child = subprocess.Popen(["sleep", "600"], close_fds=False)
+            arguments.mark.write_text(str(child.pid))
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "child-and-ready":
+            child = subprocess.Popen(["sleep", "600"], close_fds=False)
+            arguments.mark.write_text(str(child.pid))
+        case "tell-environment":
+            print(f"PRELOADED={os.environ.get('PDD_TEST_PRELOADED')} OWN={os.environ.get('PDD_TEST_OWN')}", flush=True)
+            print(f"HELD={'colorsys' in sys.modules} INPUT={sys.stdin.read()!r}", flush=True)
         case "ready":
             pass
         case other:

@@ -53,6 +53,8 @@ class ForkServer:
                 order = msgspec.json.encode(ForkOrder(arguments=arguments))
                 socket.send_fds(running.orders, [order], [lifeline, ready, log.fileno()])
                 answer = await asyncio.get_running_loop().sock_recv(running.orders, MAX_MESSAGE_BYTES)
+            except ConnectionError:
+                answer = b""
             except BaseException:
                 await self.close()
                 raise
