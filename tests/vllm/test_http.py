@@ -77,6 +77,20 @@ async def test_a_proxys_request_id_changes_nothing(vllm: VllmProcess):
     assert len({tokens_of(task.result()) for task in asked}) == 1
 
 
+async def test_a_core_that_is_held_up_is_waited_for_beyond_the_clients_patience(vllm: VllmProcess):
+    core = core_of(vllm)
+    async with HttpEngineClient(WorkerId("e"), vllm.address, idle_timeout=Seconds(8.0)) as client:
+        spans = client.generate(generation(max_tokens=LONG))
+        await anext(spans)
+        core.suspend()
+        asyncio.get_running_loop().call_later(12.0, core.resume)
+        num_tokens = 0
+        async with asyncio.timeout(60):
+            while num_tokens < LONG // 2:
+                num_tokens += len((await anext(spans)).tokens)
+        await spans.aclose()
+
+
 async def test_the_death_of_vllms_core_is_a_failed_worker_and_then_an_engine_that_is_not_up():
     with vllm_process() as process:
         async with HttpEngineClient(WorkerId("e"), process.address) as client:
