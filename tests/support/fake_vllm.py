@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pdd.core.blocks import block_hashes
+from pdd.core.blocks import BlockHash, block_hashes
 from pdd.core.ids import Salt, TokenId
 from pdd.core.kv_format import DType, KvFormat, uniform_attention_format
 from pdd.core.units import Seconds
@@ -131,9 +131,7 @@ class FakeVllm:
         self._check(orders)
         self.steps.append(orders)
         self._compute(scheduled)
-        self.offers.follow(orders)
-        if orders.saves:
-            self.offers.make(self._fill)
+        self.offers.make(orders, self._fill)
         self.loads.extend(orders.loads)
         drawing = []
         for request, count in scheduled:
@@ -220,7 +218,7 @@ class FakeVllm:
         assert save.hashes == self.names(request)[save.first_block : request.ordered]
         assert save.cache_blocks == tuple(request.blocks)
 
-    def names(self, request: FakeRequest) -> tuple[bytes, ...]:
+    def names(self, request: FakeRequest) -> tuple[BlockHash, ...]:
         tokens = [TokenId(token) for token in request.all_token_ids]
         return block_hashes(self.format, Salt(request.cache_salt or ""), tokens)
 
@@ -395,9 +393,9 @@ class FakeVllm:
         pauses = Pauses(first=Seconds(0.25), last=Seconds(1.0))
         return NodeLink(self.node.connect, pauses=pauses, now=lambda: self.time)
 
-    def _count_held(self, hashes: Sequence[bytes]) -> int:
+    def _count_held(self, hashes: Sequence[BlockHash]) -> int:
         self.num_lookups += 1
-        return self.lookups.count_held(hashes)  # pyright: ignore
+        return self.lookups.count_held(hashes)
 
     def _fill(self, block: CachedBlock, target: memoryview) -> None:
         size = self.format.block_tokens

@@ -150,6 +150,10 @@ class NodeLink:
         """
         self._try_to_connect()
 
+    def look(self) -> None:
+        """Looks for a lost node without waiting for the pause to end; call it as a sequence begins that only offers."""
+        self._open(knock=True)
+
     def read_prefix(self, hashes: Sequence[BlockHash], read: Callable[[int, memoryview], None]) -> int:
         """Calls ``read(index, content)`` for the longest prefix of ``hashes`` that the node holds; call it as a sequence begins.
 

@@ -45,15 +45,16 @@ class Offers:
     def num_running(self) -> int:
         return len(self._running)
 
-    def follow(self, orders: StepOrders) -> None:
-        """Once a step, whether or not it saves anything."""
+    def make(self, orders: StepOrders, fill: Callable[[CachedBlock, memoryview], None]) -> None:
+        """Once a step, whether or not it saves anything. ``fill`` is called for blocks that the node lacks, perhaps twice."""
         for request_id in orders.forgotten:
             self._running.pop(request_id, None)
+        if not orders.saves:
+            return
         for order in orders.saves:
             self._extend(order)
-
-    def make(self, fill: Callable[[CachedBlock, memoryview], None]) -> None:
-        """Offers what was not offered before; ``fill`` is called for those blocks that the node lacks, perhaps twice."""
+        if any(order.first_block == 0 for order in orders.saves):
+            self._link.look()  # a sequence begins, and perhaps ends with this step
         epoch = self._link.offer(self._not_offered, fill)
         if epoch is not None:
             for running in self._running.values():

@@ -89,17 +89,15 @@ class WorkerSide:
 
     def save(self, orders: StepOrders) -> None:
         """Offers what this step has filled; when it returns, the cache may change."""
-        self._offers.follow(orders)
-        if not orders.saves:
-            return
         if self._ranks.rank != 0:
-            while (block := self._ranks.announce(None)) is not None:
-                self._ranks.gather(self._read(block))
+            if orders.saves:
+                self._follow_gathers()
             return
         try:
-            self._offers.make(self._fill)
+            self._offers.make(orders, self._fill)
         finally:
-            self._ranks.announce(None)
+            if orders.saves:
+                self._ranks.announce(None)
 
     def take_ended(self) -> EndedLoads:
         return self._loads.take_ended()
@@ -107,6 +105,10 @@ class WorkerSide:
     def close(self) -> None:
         with closing(self._link):
             self._loads.close()
+
+    def _follow_gathers(self) -> None:
+        while (block := self._ranks.announce(None)) is not None:
+            self._ranks.gather(self._read(block))
 
     def _fill(self, block: CachedBlock, target: memoryview) -> None:
         self._ranks.announce(block)
