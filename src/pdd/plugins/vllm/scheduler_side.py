@@ -143,7 +143,7 @@ class SchedulerSide:
         wanted = sequence.hashes[first_block:]
         if not wanted:
             return 0
-        if wanted[0] in self._loading:
+        if not self._loading.isdisjoint(wanted):
             return None
         held_tokens = (first_block + self._look_up(sequence, first_block, wanted)) * self._kv_format.block_tokens
         end = min(held_tokens, len(sequence.request.all_token_ids) - 1)
