@@ -445,3 +445,28 @@ def test_after_closing_the_node_is_looked_for_again(world: World):
     world.link.close()
     assert not world.link.connected
     assert world.read(3) == 3
+
+
+# Asking and looking ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_held_is_counted_without_keeping_it_or_reading_it(world: World):
+    assert world.link.count_held(HASHES[:5]) == 3
+    assert world.link.count_held(()) == 0
+    assert world.node.num_leases == 0
+    assert world.link.num_read == 0
+
+
+def test_an_absent_node_holds_nothing(world: World):
+    world.node.up = False
+    assert world.link.count_held(HASHES[:5]) == 0
+
+
+def test_looking_finds_a_node_before_the_pause_is_over(world: World):
+    world.node.up = False
+    assert world.offer(4) is None
+    world.node.up = True
+    world.node.restart()
+    assert world.offer(4) is None
+    world.link.look()
+    assert world.offer(4) == 2
