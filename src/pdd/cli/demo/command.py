@@ -19,8 +19,7 @@ def add_commands(commands: Subparsers) -> None:
         help="see a relayed answer, and what the relay is good for",
         description="Starts a whole deployment on this machine and has it answer one prompt with the relay, the same "
         "prompt without, and a second turn of the first conversation. Shows who computed which token, when what "
-        "happened, and the waits in seconds. Takes a minute or two, with vLLM some minutes, most of which it starts; exit code "
-        "1 if the relay changed the text.",
+        "happened, and the waits in seconds. Takes a minute or two; exit code 1 if the relay changed the text.",
         epilog="With --json: runs (name, route, ttft_s, ttst_s, max_itl_s, median_itl_s in seconds, p_tokens, "
         "rld_tokens, md_tokens, wan_kv_bytes in bytes, text, exact) and checks.",
     )
