@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
@@ -89,14 +89,28 @@ def _tell_ready(context: RoleContext, table: EngineTable) -> None:
 
 
 async def _serve_vllm(context: RoleContext, table: EngineTable) -> None:
-    from pdd.plugins.vllm.server import VLLM_ENVIRONMENT, require_vllm, serve_vllm
+    from pdd.plugins.vllm.server import START_METHOD, VLLM_ENVIRONMENT, require_vllm, serve_vllm
 
     device = require_vllm()
     # Before vLLM is imported, or it is too late; what the user has set stays.
     for name, value in VLLM_ENVIRONMENT[device].items():
         os.environ.setdefault(name, value)
     launch = await asyncio.to_thread(_vllm_launch, context, table, device)
-    await serve_vllm(launch, on_ready=lambda: _tell_ready(context, table))
+    await serve_vllm(
+        launch,
+        on_ready=lambda: _tell_ready(context, table),
+        while_configuring=_kept_in_environment(START_METHOD),
+    )
+
+
+@contextmanager
+def _kept_in_environment(name: str) -> Generator[None]:
+    value = os.environ.get(name)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[name] = value
 
 
 def _vllm_launch(context: RoleContext, table: EngineTable, device: Device) -> VllmLaunch:

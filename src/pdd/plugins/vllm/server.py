@@ -15,7 +15,7 @@ import os
 import shlex
 import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
@@ -41,7 +41,8 @@ _MIDDLEWARE = "pdd.plugins.vllm.middleware.DescribeEngine"
 _CPU_BLOCK_TOKENS = 32
 """The CPU backend's own choice is 128, of which a short prompt's last block is mostly empty; it takes multiples of 32."""
 _LARGEST_USUAL_BLOCK_TOKENS = 128
-_START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+"""Of this the CPU platform makes ``spawn`` when vLLM's configuration is made, whatever it was."""
 _POLL = Seconds(0.05)
 _MOST_REASON_BYTES = 2000
 """Less than a pipe takes in one piece."""
@@ -63,7 +64,7 @@ VLLM_ENVIRONMENT: Mapping[Device, Mapping[str, str]] = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
         # What is forked has everything imported already; importing again takes a quarter of a minute, twice an engine.
-        _START_METHOD: "fork",
+        START_METHOD: "fork",
     },
 }
 """What must be in the environment *before* vLLM is imported."""
@@ -193,8 +194,12 @@ def vllm_command(launch: VllmLaunch) -> str:
     return " \\\n".join([*environment, *(line if not number else "  " + line for number, line in enumerate(lines))])
 
 
-async def serve_vllm(launch: VllmLaunch, *, on_ready: Callable[[], None]) -> None:
+async def serve_vllm(
+    launch: VllmLaunch, *, on_ready: Callable[[], None], while_configuring: AbstractContextManager[None]
+) -> None:
     """Runs vLLM's server in this process's main thread until SIGTERM or SIGINT; ``on_ready`` when it answers.
+
+    ``while_configuring`` is to undo what making vLLM's configuration does to the environment (``START_METHOD``).
 
     Raises:
         ConfigError: vLLM did not start with these arguments; says the first reason that one of its processes gave.
@@ -206,14 +211,14 @@ async def serve_vllm(launch: VllmLaunch, *, on_ready: Callable[[], None]) -> Non
     set_process_title(launch.table.name)
     stopped = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        serving = group.create_task(_run(options))
+        serving = group.create_task(_run(options, while_configuring))
         telling = group.create_task(_tell_when_ready(launch.table, serving, stopped, on_ready))
         serving.add_done_callback(lambda _: telling.cancel())
     if not stopped.is_set():
         raise WorkerFailed("vLLM stopped by itself; its log says why")
 
 
-async def _run(options: argparse.Namespace) -> None:
+async def _run(options: argparse.Namespace, while_configuring: AbstractContextManager[None]) -> None:
     """What ``vllm serve`` does for one server, but for how its processes are started."""
     from vllm.entrypoints.launchers.api_server.entry import build_and_serve
     from vllm.entrypoints.launchers.launcher import setup_server
@@ -226,7 +231,7 @@ async def _run(options: argparse.Namespace) -> None:
         # Starting blocks the loop for as long as it takes: until vLLM sets handlers of its own, a signal must interrupt.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _interrupt)
-        engine = _start_engine(options)
+        engine = _start_engine(options, while_configuring)
         try:
             shutdown = await build_and_serve(engine, address, listener, options)
         finally:
@@ -234,7 +239,7 @@ async def _run(options: argparse.Namespace) -> None:
         await shutdown
 
 
-def _start_engine(options: argparse.Namespace) -> AsyncLLM:
+def _start_engine(options: argparse.Namespace, while_configuring: AbstractContextManager[None]) -> AsyncLLM:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -242,7 +247,7 @@ def _start_engine(options: argparse.Namespace) -> AsyncLLM:
     context = UsageContext.OPENAI_API_SERVER
     with _Reasons.collected() as reasons:
         try:
-            with _kept_in_environment(_START_METHOD):
+            with while_configuring:
                 arguments = AsyncEngineArgs.from_cli_args(options)
                 config = arguments.create_engine_config(context)
             return AsyncLLM.from_vllm_config(
@@ -257,17 +262,6 @@ def _start_engine(options: argparse.Namespace) -> AsyncLLM:
 
 def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-@contextmanager
-def _kept_in_environment(name: str) -> Generator[None]:
-    """What vLLM finds there its CPU platform replaces."""
-    value = os.environ.get(name)
-    try:
-        yield
-    finally:
-        if value is not None:
-            os.environ[name] = value
 
 
 async def _tell_when_ready(
