@@ -81,8 +81,10 @@ def _inside(command: RoleCommand, topology: Topology, sites: Sites) -> RoleComma
 
 
 @contextmanager
-def stock_pair_at(sites: Sites, *, model: Path, served_as: str) -> Generator[tuple[str, str]]:
-    """Two plain vLLM engines, prefill near and decode far, joined by vLLM's own NixlConnector. Yields their URLs.
+def stock_engines_at(sites: Sites, *, model: Path, served_as: str) -> Generator[tuple[str, str, str]]:
+    """Three vLLM engines without PDD: one by itself near; prefill near and decode far, joined by vLLM's own NixlConnector.
+
+    Yields their URLs, in this order.
 
     Raises:
         ConfigError: NIXL is not there.
@@ -91,28 +93,35 @@ def stock_pair_at(sites: Sites, *, model: Path, served_as: str) -> Generator[tup
     if not NIXL.is_dir():
         raise ConfigError(f"{NIXL} is missing, which vLLM's own connector needs: `make bench-vllm` installs it there")
     _LOGS.mkdir(parents=True, exist_ok=True)
+    pair = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}
+    engines = (
+        (sites.near, "alone", _FIRST_PORT, None),
+        (sites.near, "prefill", _FIRST_PORT + 1, pair | {"kv_role": "kv_producer"}),
+        (sites.far, "decode", _FIRST_PORT, pair | {"kv_role": "kv_consumer"}),
+    )
     with ExitStack() as stack:
-        urls: list[str] = []
-        for site, role in ((sites.near, "kv_producer"), (sites.far, "kv_consumer")):
-            log = stack.enter_context((_LOGS / f"stock-{role}.log").open("wb"))
-            command = site.inside(*_stock_command(site, role, model, served_as))
+        for site, name, port, transfer in engines:
+            log = stack.enter_context((_LOGS / f"stock-{name}.log").open("wb"))
+            command = site.inside(*_stock_command(site, port, model, served_as, transfer))
             environment = os.environ | _stock_environment(site)
             process = stack.enter_context(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
             stack.callback(process.terminate)
-            urls.append(f"http://{site.host}:{_FIRST_PORT}")
-        waiting = (sys.executable, "-m", "benchmarks.one_question", str(_READY_WITHIN), *urls)
+        alone, prefill, decode = (f"http://{site.host}:{port}" for site, _, port, _ in engines)
+        waiting = (sys.executable, "-m", "benchmarks.one_question", str(_READY_WITHIN), alone, prefill, decode)
         subprocess.run(sites.near.inside(*waiting), check=True)
-        yield (urls[0], urls[1])
+        yield alone, prefill, decode
 
 
-def _stock_command(site: Site, role: str, model: Path, served_as: str) -> Iterator[str]:
-    transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+def _stock_command(
+    site: Site, port: int, model: Path, served_as: str, transfer: dict[str, str] | None
+) -> Iterator[str]:
     yield from (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
     yield from ("--model", str(model), "--served-model-name", served_as)
-    yield from ("--host", site.host, "--port", str(_FIRST_PORT))
+    yield from ("--host", site.host, "--port", str(port))
     yield from ("--dtype", "float32", "--enforce-eager", "--block-size", "32", "--max-model-len", "4096")
     yield from ("--kv-cache-memory-bytes", str(512 * 2**20), "--max-num-seqs", "16")
-    yield from ("--kv-transfer-config", msgspec.json.encode(transfer).decode())
+    if transfer is not None:
+        yield from ("--kv-transfer-config", msgspec.json.encode(transfer).decode())
 
 
 def _stock_environment(site: Site) -> dict[str, str]:

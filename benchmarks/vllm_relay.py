@@ -1,7 +1,7 @@
 """PDD on vLLM beside vLLM's own disaggregation: the same model, box, line and conversations, in one run.
 
 Two sites, joined by one line that all of them use unchanged. At first a pair of vLLM engines with vLLM's own NixlConnector,
-of which prefill alone is the floor too: one engine, no line. Then PDD's three with their nodes, relayed and pinned direct.
+and one more that does everything, for the floor. Then PDD's three with their nodes, relayed and pinned direct.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from benchmarks.deployments import pdd_at, stock_pair_at
+from benchmarks.deployments import pdd_at, stock_engines_at
 from benchmarks.one_question import Asking, Engine, Heard, Router, StockPair
 from benchmarks.report import Result, Row, row
 from benchmarks.sites import Sites, two_sites
@@ -92,9 +92,9 @@ def run(repetitions: int) -> Result:
 
 def _measure_stock(sites: Sites, model: str, repetitions: int) -> dict[str, _Way]:
     folder = checkpoint_folder(find_model(model), Path("build/checkpoints"))
-    with stock_pair_at(sites, model=folder, served_as=model) as (prefill, decode):
+    with stock_engines_at(sites, model=folder, served_as=model) as (alone, prefill, decode):
         ways = {
-            _ENGINE: _Way(whom=Engine(url=prefill), salt="engine"),
+            _ENGINE: _Way(whom=Engine(url=alone), salt="engine"),
             _STOCK: _Way(whom=StockPair(prefill_url=prefill, decode_url=decode), salt="stock"),
         }
         _converse(sites, model, ways, repetitions)
@@ -176,7 +176,7 @@ def _samples(way: _Way, turn: int, value: Callable[[_Turn], float]) -> list[floa
 
 
 def _ratios(ways: dict[str, _Way]) -> list[Row]:
-    """Of medians' parts, conversation by conversation."""
+    """Conversation by conversation."""
 
     def ratio(part: str, whole: str, value: Callable[[_Turn], float]) -> list[float]:
         parts, wholes = (_samples(ways[name], 0, value) for name in (part, whole))
