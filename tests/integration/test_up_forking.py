@@ -1,5 +1,6 @@
 """Roles that are forked from a process which holds their imports: everything that is so of executed ones is so of them."""
 
+import contextlib
 import os
 import select
 import signal
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from pdd.cli.deploy.forking import Preload
+from pdd.cli.deploy.forking import ForkPatience, ForkServer, Preload
 from pdd.cli.deploy.state import Phase
 from pdd.cli.deploy.supervisor import FORK_SERVER_LOG
+from pdd.core.units import Seconds
 from tests.integration.test_up_supervisor import FAKE_ROLE, is_alive, num_descriptors, role, supervised
 
 pytestmark = [pytest.mark.anyio, pytest.mark.processes]
@@ -91,6 +93,54 @@ async def test_imports_that_fail_are_reported_and_tried_again(tmp_path):
     assert "ModuleNotFoundError" in log.read_text()
 
 
+@contextlib.asynccontextmanager
+async def orders_to(server, tmp_path):
+    """Yields what has a role forked; its process is killed in the end, as all of them would be with their lifeline."""
+    lifeline, write_end = os.pipe()
+    processes = []
+
+    async def fork():
+        reports, ready = os.pipe()
+        try:
+            with (tmp_path / "role-log").open("ab") as log:
+                arguments = (sys.executable, str(FAKE_ROLE), "ready")
+                processes.append(await server.fork(arguments, lifeline=lifeline, ready=ready, log=log))
+        finally:
+            os.close(reports)
+            os.close(ready)
+
+    try:
+        yield fork
+    finally:
+        os.close(write_end)
+        os.close(lifeline)
+        for process in processes:
+            await process.wait()
+        await server.close()
+
+
+async def test_one_that_hangs_is_given_up_and_another_started(tmp_path):
+    server = ForkServer(PRELOAD, tmp_path / "log", patience=ForkPatience(first=Seconds(20.0), later=Seconds(0.2)))
+    async with orders_to(server, tmp_path) as fork:
+        await fork()
+        first = fork_server()
+        os.kill(first, signal.SIGSTOP)
+        with pytest.raises(OSError, match=r"imports colorsys has forked nothing within 0.2 s; its log: .*log"):
+            await fork()
+        assert not is_alive(first)
+        await fork()
+        assert fork_server() != first
+
+
+async def test_imports_that_hang_are_given_up(tmp_path):
+    (tmp_path / "pdd_test_hangs.py").write_text("import signal; signal.pause()")
+    preload = Preload(module="pdd_test_hangs", environment={"PYTHONPATH": str(tmp_path)})
+    server = ForkServer(preload, tmp_path / "log", patience=ForkPatience(first=Seconds(0.5)))
+    async with orders_to(server, tmp_path) as fork:
+        with pytest.raises(OSError, match=r"has forked nothing within 0.5 s"):
+            await fork()
+
+
 async def test_one_that_ignores_sigterm_is_killed_after_the_grace(tmp_path):
     async with supervised(tmp_path, forked("a", "stubborn")) as (supervisor, _, _):
         await supervisor.wait_until_ready()
@@ -133,7 +183,7 @@ def test_neither_it_nor_its_children_nor_what_it_was_forked_from_outlive_a_super
     program = textwrap.dedent(f"""
         import asyncio, sys
         from pathlib import Path
-        from pdd.cli.deploy.forking import Preload
+        from pdd.cli.deploy.forking import ForkPatience, ForkServer, Preload
         from pdd.cli.deploy.state import RoleKind, RunDirectory
         from pdd.cli.deploy.supervisor import RoleCommand, Supervisor
         command = RoleCommand(name="a", kind=RoleKind.NODE, stage=0, preload=Preload(module="colorsys", environment={{}}),

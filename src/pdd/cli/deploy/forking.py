@@ -16,6 +16,7 @@ import msgspec
 
 from pdd.cli.deploy.fork_server import MAX_MESSAGE_BYTES, Forked, ForkOrder
 from pdd.cli.deploy.processes import AdoptedProcess, RoleProcess, adopt_orphans
+from pdd.core.units import Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +28,29 @@ class Preload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForkPatience:
+    """How long a fork server may take; one that takes longer hangs, and another is started at the next order."""
+
+    first: Seconds = Seconds(600.0)
+    """Until it has imported everything and forked its first program."""
+    later: Seconds = Seconds(30.0)
+    """To fork another, which takes milliseconds."""
+
+
+@dataclass(slots=True, kw_only=True)
 class _Running:
     process: asyncio.subprocess.Process
     orders: socket.socket
+    has_forked: bool = False
 
 
 class ForkServer:
     """Forks programs from one process that holds ``preload``. Its death harms nothing that runs."""
 
-    def __init__(self, preload: Preload, log: Path) -> None:
+    def __init__(self, preload: Preload, log: Path, *, patience: ForkPatience = ForkPatience()) -> None:
         self._preload = preload
         self._log = log
+        self._patience = patience
         self._turn = asyncio.Lock()  # answers carry no name
         self._running: _Running | None = None
 
@@ -45,23 +58,32 @@ class ForkServer:
         """Like ``processes.execute``; ``arguments`` begin with ``sys.executable``. Waits until everything is imported.
 
         Raises:
-            OSError: it can't be forked: the server can't import, or has died just now.
+            OSError: it can't be forked: the server can't import, has died just now, or hangs.
         """
         async with self._turn:
             running = await self._ensure_running()
+            patience = self._patience.later if running.has_forked else self._patience.first
             try:
-                order = msgspec.json.encode(ForkOrder(arguments=arguments))
-                socket.send_fds(running.orders, [order], [lifeline, ready, log.fileno()])
-                answer = await asyncio.get_running_loop().sock_recv(running.orders, MAX_MESSAGE_BYTES)
+                async with asyncio.timeout(patience):
+                    order = msgspec.json.encode(ForkOrder(arguments=arguments))
+                    socket.send_fds(running.orders, [order], [lifeline, ready, log.fileno()])
+                    answer = await asyncio.get_running_loop().sock_recv(running.orders, MAX_MESSAGE_BYTES)
             except ConnectionError:
                 answer = b""
+            except TimeoutError:
+                await self.close()
+                raise self._failure(f"has forked nothing within {patience:g} s") from None
             except BaseException:
                 await self.close()
                 raise
             if not answer:
                 await self.close()
-                raise OSError(f"the process that imports {self._preload.module} has died; its log: {self._log}")
+                raise self._failure("has died")
+            running.has_forked = True
             return AdoptedProcess(msgspec.json.decode(answer, type=Forked).pid)
+
+    def _failure(self, what: str) -> OSError:
+        return OSError(f"the process that imports {self._preload.module} {what}; its log: {self._log}")
 
     async def _ensure_running(self) -> _Running:
         if self._running is None or self._running.process.returncode is not None:
