@@ -107,7 +107,12 @@ class PddConnector(KVConnectorBase_V1, SupportsHMA):
         heads = RankHeads(num_kv_heads=model.get_total_num_kv_heads(), num_ranks=ranks.size, rank=ranks.rank)
         wire = WireBlocks(kv_format, heads, model.dtype, convert_dtype=settings.convert_dtype)
         self._worker = WorkerSide(
-            wire, layout, settings.make_link, ranks=ranks, num_loader_threads=settings.loader_threads
+            wire,
+            layout,
+            settings.make_link(),
+            settings.make_loader_link,
+            ranks=ranks,
+            num_loader_threads=settings.loader_threads,
         )
         _logger.info(
             "kv_connector_ready engine=%s node=%s layout=%s cache_block_tokens=%d format=%s tp_rank=%d/%d",

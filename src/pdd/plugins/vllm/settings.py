@@ -25,6 +25,8 @@ SAMPLING_PROCESSOR = "pdd.plugins.vllm.sampling:PositionKeyedSampling"
 _WHERE = "kv_connector_extra_config"
 _NODE_TIMEOUT = Seconds(0.5)
 """A node answers within a millisecond. One that hangs makes all streams of its engine wait for so long, once."""
+_LOADER_NODE_TIMEOUT = Seconds(2.0)
+"""For a loader only its own request waits; on a machine short of cores, computing anew costs more than patience."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +57,16 @@ class ConnectorSettings:
         return find_model(self.model, kv_dtype=self.kv_dtype).kv_format(self.block_tokens)
 
     def make_link(self) -> NodeLink:
-        """A link of its own for each thread."""
-        kv_format = self.kv_format
-        return NodeLink(
-            lambda: LocalNode.connect(self.node_socket, kv_format, owner=WorkerId(self.engine), timeout=_NODE_TIMEOUT)
-        )
+        """For a thread that the engine waits for; each thread needs one of its own."""
+        return self._link(_NODE_TIMEOUT)
+
+    def make_loader_link(self) -> NodeLink:
+        """For a thread that only loads."""
+        return self._link(_LOADER_NODE_TIMEOUT)
+
+    def _link(self, timeout: Seconds) -> NodeLink:
+        kv_format, owner = self.kv_format, WorkerId(self.engine)
+        return NodeLink(lambda: LocalNode.connect(self.node_socket, kv_format, owner=owner, timeout=timeout))
 
 
 def read_settings(vllm_config: Any) -> ConnectorSettings:

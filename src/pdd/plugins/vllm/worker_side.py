@@ -62,7 +62,8 @@ class WorkerSide:
         self,
         wire: WireBlocks,
         layout: CacheLayout,
-        make_link: Callable[[], NodeLink],
+        link: NodeLink,
+        make_loader_link: Callable[[], NodeLink],
         *,
         ranks: Ranks,
         num_loader_threads: int,
@@ -71,11 +72,11 @@ class WorkerSide:
         self._wire = wire
         self._layout = layout
         self._ranks = ranks
-        self._link = make_link()
+        self._link = link
         self._link.connect()
         self._offers = Offers(self._link)
         self._loads = Loads(
-            make_link,
+            make_loader_link,
             self._write,
             block_tokens=wire.block_tokens,
             cache_block_tokens=layout.block_tokens,
