@@ -5,28 +5,25 @@ The seeds decide what is asked, what happens to whom, in which order and for how
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import cycle
 
 import pytest
 
+from pdd.cli.ask.conversation import Question
 from pdd.core.topology import Topology
 from pdd.core.units import Seconds
-from tests.support.live import QUICK_RESTARTS, Live, live, packaged_topology, question_of, token_prompt, with_policy
+from tests.support.live import QUICK_RESTARTS, live, packaged_topology, question_of, token_prompt, with_policy
 from tests.support.live_chaos import (
     Chaos,
-    Dialogue,
     Fault,
     Hang,
     Kill,
     LineStall,
     LiveSystem,
     Tally,
-    Turn,
+    asked_again,
     doubled,
+    in_peace,
     one_of_each_fault,
     one_of_each_kind,
     scripted_dialogues,
@@ -78,26 +75,17 @@ def wide_tiny() -> Topology:
     return doubled(with_policy(topology, relay_threshold_s=Seconds(0.1), catch_up_threshold_tokens=24))
 
 
-async def in_peace(deployment: Live, chance: random.Random, num_questions: int) -> list[Turn]:
-    """Questions with the answers that the undisturbed deployment gives to them."""
-
-    async def ask(number: int) -> Turn:
-        prompt = token_prompt(chance.choice((60, 400, 900)), seed=number)
-        seed = number if number % 2 else None
-        question = question_of(deployment.topology, prompt, 600, salt=f"peace-{number}", seed=seed)
-        answer = await deployment.ask(question)
-        return Turn(question=question, expected=answer.token_ids)
-
-    async with asyncio.TaskGroup() as group:
-        asking = [group.create_task(ask(number)) for number in range(num_questions)]
-    return [task.result() for task in asking]
-
-
-def asked_again(turns: list[Turn]) -> Iterator[Dialogue]:
-    """The same questions, each time in caches of their own."""
-    for number, turn in enumerate(cycle(turns)):
-        pins = turn.question.pins.with_salt(f"again-{number}")
-        yield (replace(turn, question=replace(turn.question, pins=pins)),)
+def questions_in_peace(topology: Topology, chance: random.Random, num_questions: int) -> list[Question]:
+    return [
+        question_of(
+            topology,
+            token_prompt(chance.choice((60, 400, 900)), seed=number),
+            600,
+            salt=f"peace-{number}",
+            seed=number if number % 2 else None,
+        )
+        for number in range(num_questions)
+    ]
 
 
 async def test_the_real_engine_gives_the_answers_of_peace_through_all_of_it():
@@ -108,7 +96,7 @@ async def test_the_real_engine_gives_the_answers_of_peace_through_all_of_it():
     faults += [LineStall(link="wan", seconds=1.5)]
     chance.shuffle(faults)
     async with live(topology, timing=QUICK_RESTARTS) as deployment:
-        turns = await in_peace(deployment, chance, 6)
+        turns = await in_peace(deployment, questions_in_peace(topology, chance, 6))
         chaos = Chaos(LiveSystem(deployment), num_clients=2, num_at_once=1, chance=chance)
         await chaos.run(asked_again(turns), iter(faults), seconds=150.0)
         await until_at_peace(deployment)

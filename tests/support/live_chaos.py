@@ -1,6 +1,7 @@
 """Faults at random moments in a live deployment, and streams that have to survive them.
 
 ``python -m tests.support.live_chaos --seconds 600`` soaks; the integration tests run it for as many streams as they have.
+With ``--topology`` real engines are hurt, which answer each question once in peace before.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import cycle, pairwise
+from pathlib import Path
 from typing import Any, Protocol, assert_never
 
 import msgspec
@@ -26,8 +28,8 @@ from pdd.cli.ask.conversation import Question, ReceivedAnswer, ReceivedSpan
 from pdd.cli.deploy.state import Phase
 from pdd.core.errors import PddError, Unavailable
 from pdd.core.ids import NodeId, TokenId, WorkerId
-from pdd.core.request import Route
-from pdd.core.topology import Topology
+from pdd.core.request import HandoffMode, Route
+from pdd.core.topology import EngineKind, Topology
 from pdd.core.units import Seconds
 from pdd.transport.emulate_control import Change, Cut, CutKind, Restore, Stall
 from tests.support.live import (
@@ -44,6 +46,10 @@ from tests.support.live import (
 
 ANSWER_LIMIT = Seconds(75.0)
 """No stream may take longer, whatever happens meanwhile."""
+WORTH_A_NOTE = Seconds(10.0)
+"""Between two tokens."""
+VLLM_PARTS = ("VLLM::EngineCore", "VLLM::Worker")
+"""A vLLM engine's processes beside its API server, as they call themselves."""
 _SECOND_CLUSTER = "C"
 
 
@@ -98,6 +104,23 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KillPart:
+    """kill -9 of one process of a role's group: the one whose command line has ``part`` in it."""
+
+    role: str
+    part: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangPart:
+    """SIGSTOP of such a process, and SIGCONT later: the role answers, but for it."""
+
+    role: str
+    part: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LineCut:
     link: str
     kind: CutKind
@@ -118,7 +141,7 @@ class LineSlow:
     seconds: float
 
 
-Fault = Kill | Hang | LineCut | LineStall | LineSlow
+Fault = Kill | Hang | KillPart | HangPart | LineCut | LineStall | LineSlow
 
 
 def one_of_each_fault(topology: Topology, chance: random.Random) -> list[Fault]:
@@ -165,10 +188,26 @@ def _line_faults(link: str, chance: random.Random) -> list[Fault]:
     ]
 
 
-def endless_faults(topology: Topology, chance: random.Random) -> Iterator[Fault]:
-    """Round after round of ``one_of_each_fault``."""
+def of_every_role(topology: Topology, chance: random.Random) -> list[Fault]:
+    """Everyone but the router killed and stopped, the processes of a vLLM engine also one by one; everything done to each line."""
+    names = [*(n.name for n in topology.nodes), *(e.name for e in topology.engines)]
+    once: list[Fault] = [Kill(role=name) for name in names]
+    once += [_hang_of(name, chance) for name in (*names, "router")]
+    for engine in topology.engines:
+        if engine.kind is EngineKind.VLLM:
+            once += [KillPart(role=engine.name, part=part) for part in VLLM_PARTS]
+            once += [HangPart(role=engine.name, part=part, seconds=chance.uniform(0.3, 6.0)) for part in VLLM_PARTS]
+    once += [fault for link in topology.links for fault in _line_faults(link.name, chance)]
+    chance.shuffle(once)
+    return once
+
+
+def endless(
+    round_of: Callable[[Topology, random.Random], list[Fault]], topology: Topology, chance: random.Random
+) -> Iterator[Fault]:
+    """Round after round."""
     while True:
-        yield from one_of_each_fault(topology, chance)
+        yield from round_of(topology, chance)
 
 
 async def inflict(deployment: Live, fault: Fault) -> None:
@@ -177,7 +216,11 @@ async def inflict(deployment: Live, fault: Fault) -> None:
         case Kill(role=role):
             await _kill(deployment, role)
         case Hang(role=role, seconds=seconds):
-            await _hang(deployment, role, seconds)
+            await _hang(deployment.role(role).pid, seconds)
+        case KillPart(role=role, part=part):
+            await _kill_part(deployment, role, part)
+        case HangPart(role=role, part=part, seconds=seconds):
+            await _hang(_find_part(deployment, role, part), seconds)
         case LineCut(link=link, kind=kind, seconds=seconds):
             await _change_line(deployment, link, Cut(kind=kind), seconds, Restore())
         case LineStall(link=link, seconds=seconds):
@@ -198,8 +241,26 @@ async def _kill(deployment: Live, role: str) -> None:
     await deployment.until_back(role, restarts=before.restarts + 1)
 
 
-async def _hang(deployment: Live, role: str, seconds: float) -> None:
-    pid = deployment.role(role).pid
+async def _kill_part(deployment: Live, role: str, part: str) -> None:
+    before, pid = deployment.role(role), _find_part(deployment, role, part)
+    if before.phase is not Phase.READY or pid is None:
+        return
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    await deployment.until_back(role, restarts=before.restarts + 1)
+
+
+def _find_part(deployment: Live, role: str, part: str) -> int | None:
+    group = deployment.role(role).pid
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        pid = int(command.parent.name)
+        with suppress(OSError):
+            if part.encode() in command.read_bytes() and os.getpgid(pid) == group:
+                return pid
+    return None
+
+
+async def _hang(pid: int | None, seconds: float) -> None:
     if pid is None:
         return
     with suppress(ProcessLookupError):
@@ -258,6 +319,57 @@ def _turns(topology: Topology, chance: random.Random, salt: str, *, num_turns: i
         yield Turn(question=question, expected=expected, leaves_after=leaves_after)
         more = token_prompt(chance.randrange(1, 200), seed=chance.randrange(1000)).token_ids
         prompt = type(prompt)(token_ids=(*prompt.token_ids, *expected, *more))
+
+
+async def in_peace(deployment: Live, questions: Sequence[Question]) -> list[Turn]:
+    """Questions with the answers that the undisturbed deployment gives to them."""
+
+    async def ask(question: Question) -> Turn:
+        return Turn(question=question, expected=(await deployment.ask(question)).token_ids)
+
+    async with asyncio.TaskGroup() as group:
+        asking = [group.create_task(ask(question)) for question in questions]
+    return [task.result() for task in asking]
+
+
+def questions_at_borders(topology: Topology, chance: random.Random, num_questions: int) -> list[Question]:
+    """Prompts that end at, just before and just behind a block, alone or behind a beginning that others have too."""
+    longest = topology.max_model_tokens
+    shared = token_prompt(longest // 4 // 32 * 32, seed=77).token_ids
+    questions: list[Question] = []
+    for number in range(num_questions):
+        length = max(1, chance.randrange(1, longest // 64) * 32 + chance.choice((-17, -16, -15, -1, 0, 1)))
+        own = token_prompt(min(length, longest // 2), seed=number)
+        prompt = replace(own, token_ids=(*shared, *own.token_ids)[: longest - 200]) if number % 3 == 0 else own
+        max_tokens = chance.choice((1, 2, 16, 17, 120, 180))
+        seed = number if number % 2 else None
+        questions.append(question_of(topology, prompt, max_tokens, salt=f"peace-{number}", seed=seed))
+    return questions
+
+
+def asked_again(turns: Sequence[Turn]) -> Iterator[Dialogue]:
+    """The same questions, each time in caches of their own."""
+    for number, turn in enumerate(cycle(turns)):
+        yield (_in_cache(turn, f"again-{number}"),)
+
+
+def asked_anyhow(turns: Sequence[Turn], chance: random.Random) -> Iterator[Dialogue]:
+    """The same questions in any order, on any route, in few caches so that some of it is there already; some clients leave."""
+    while True:
+        turn = chance.choice(turns)
+        pins = replace(
+            turn.question.pins,
+            cache_salt=f"again-{chance.randrange(40)}",
+            route=chance.choice((None, None, Route.RELAY, Route.RELAY, Route.DIRECT)),
+            handoff=chance.choice((None, HandoffMode.ONE_SHOT, HandoffMode.CATCH_UP)),
+            handoff_after_tokens=chance.choice((None, 1, 15, 16, 17, 40)),
+        )
+        leaves_after = chance.uniform(0.05, 2.5) if chance.random() < 0.1 else None
+        yield (replace(turn, question=replace(turn.question, pins=pins), leaves_after=leaves_after),)
+
+
+def _in_cache(turn: Turn, salt: str) -> Turn:
+    return replace(turn, question=replace(turn.question, pins=turn.question.pins.with_salt(salt)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -408,6 +520,9 @@ class Chaos:
         times = [span.at for span in spans]
         gaps = [later - before for before, later in pairwise(times)]
         self.tally.longest_gap_s = max([self.tally.longest_gap_s, *gaps])
+        for span, gap in zip(spans, gaps, strict=False):
+            if gap > WORTH_A_NOTE:
+                self._note(f"gap of {gap:.1f} s after position {span.first_position} ({span.role}) of {turn.question.pins}")
 
 
 async def until_at_peace(deployment: Live) -> None:
@@ -422,27 +537,51 @@ async def until_at_peace(deployment: Live) -> None:
 
 async def _soak(arguments: argparse.Namespace) -> int:
     chance = random.Random(arguments.seed)
-    topology = wide_scripted()
+    topology = _topology_of(arguments)
     async with live(topology, timing=QUICK_RESTARTS) as deployment:
+        await deployment.until_healthy()
         chaos = Chaos(
             LiveSystem(deployment), num_clients=arguments.clients, num_at_once=arguments.at_once, chance=chance
         )
-        await chaos.run(
-            scripted_dialogues(topology, chance),
-            endless_faults(topology, chance),
-            seconds=arguments.seconds,
-        )
-        await until_at_peace(deployment)
-        if arguments.logs:
-            print("\n".join(chaos.tally.log), file=sys.stderr)
-            for name in deployment.names:
-                print(f"--- {name}\n{deployment.log(name)}", file=sys.stderr)
-    print(json.dumps(chaos.tally.as_object(), indent=2))
+        if arguments.topology is None:
+            dialogues, round_of = scripted_dialogues(topology, chance), one_of_each_fault
+        else:
+            turns = await in_peace(deployment, questions_at_borders(topology, chance, 24))
+            dialogues, round_of = asked_anyhow(turns, chance), of_every_role
+        try:
+            await chaos.run(dialogues, endless(round_of, topology, chance), seconds=arguments.seconds)
+            await until_at_peace(deployment)
+        finally:
+            if arguments.logs:
+                _show_logs(deployment, chaos)
+        restarts = {role.name: role.restarts for role in deployment.deployment.roles if role.restarts}
+    print(json.dumps({**chaos.tally.as_object(), "restarts": restarts}, indent=2))
     return 1 if chaos.tally.wrong or chaos.tally.late else 0
 
 
+def _topology_of(arguments: argparse.Namespace) -> Topology:
+    if arguments.topology is None:
+        return wide_scripted()
+    topology = with_policy(packaged_topology(arguments.topology, rate=arguments.rate), relay_threshold_s=Seconds(0.1))
+    router = msgspec.structs.replace(topology.router, trace_file=arguments.trace)
+    topology = msgspec.structs.replace(topology, router=router)
+    return doubled(topology) if arguments.double else topology
+
+
+def _show_logs(deployment: Live, chaos: Chaos) -> None:
+    print("\n".join(chaos.tally.log), file=sys.stderr)
+    for name in deployment.names:
+        print(f"--- {name}\n{deployment.log(name)}", file=sys.stderr)
+
+
 def _main() -> int:
-    parser = argparse.ArgumentParser(description="Soak a live scripted deployment under random faults.")
+    parser = argparse.ArgumentParser(description="Soak a live deployment, scripted or real, under random faults.")
+    parser.add_argument(
+        "--topology", metavar="NAME", help="a packaged one or a file (default: two of everything, scripted)"
+    )
+    parser.add_argument("--double", action="store_true", help="two of each engine of that topology")
+    parser.add_argument("--rate", type=float, help="of its line, in bit/s (default: its own)")
+    parser.add_argument("--trace", metavar="FILE", help="the router's, with --topology")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=8)
