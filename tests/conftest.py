@@ -1,9 +1,12 @@
 """Fixtures that every test may use, and how Hypothesis looks for counterexamples."""
 
 import os
+from collections.abc import AsyncGenerator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from pdd.cli.deploy.forking import ForkServers
 
 # Examples are never timed: these machines are shared. In CI every run tries the same ones, so that red means changed.
 settings.register_profile(
@@ -16,7 +19,15 @@ settings.register_profile(
 settings.load_profile("pdd")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """PDD runs on asyncio; the virtual-time loop is one too."""
+    """PDD runs on asyncio; the virtual-time loop is one too. Of the session, so that fixtures may outlive a test."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+async def forks(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[ForkServers]:
+    """All vLLM engines of a session are forked from one process, which alone imports vLLM: that takes most of a start."""
+    servers = ForkServers(tmp_path_factory.mktemp("forks") / "log")
+    yield servers
+    await servers.close()

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from pdd.cli.deploy.forking import ForkServers
 from pdd.core.ids import WorkerId
 from pdd.core.kv_format import DType, uniform_attention_format
 from pdd.core.topology import LOOPBACK, Address
@@ -14,7 +15,7 @@ from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
 from pdd.engine.http.server import serve_engine
 from pdd.engine.scripted.engine import Script, ScriptedEngine
-from tests.support.vllm_process import MODEL
+from tests.support.vllm_process import MODEL, vllm_process
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class EngineUnderTest:
 
 
 @asynccontextmanager
-async def scripted(_request: pytest.FixtureRequest) -> AsyncGenerator[EngineUnderTest]:
+async def scripted(_forks: ForkServers) -> AsyncGenerator[EngineUnderTest]:
     kv_format = uniform_attention_format(
         model="script", num_layers=1, num_kv_heads=1, head_dim=8, dtype=DType.FLOAT32, block_tokens=16
     )
@@ -59,7 +60,7 @@ async def scripted(_request: pytest.FixtureRequest) -> AsyncGenerator[EngineUnde
 
 
 @asynccontextmanager
-async def embedded(_request: pytest.FixtureRequest) -> AsyncGenerator[EngineUnderTest]:
+async def embedded(_forks: ForkServers) -> AsyncGenerator[EngineUnderTest]:
     pytest.importorskip("torch")
     from pdd.engine.embedded.engine import EmbeddedSettings, open_embedded_engine
 
@@ -88,21 +89,24 @@ async def embedded(_request: pytest.FixtureRequest) -> AsyncGenerator[EngineUnde
 
 
 @asynccontextmanager
-async def vllm(request: pytest.FixtureRequest) -> AsyncGenerator[EngineUnderTest]:
-    """By its own server, which takes half a minute to start: one for the module."""
-    model = find_model(MODEL)
-    yield EngineUnderTest(
-        address=request.getfixturevalue("vllm_address"),
-        model=MODEL,
-        max_model_tokens=model.max_model_tokens,
-        block_tokens=16,
-        vocab_size=model.vocab_size,
-        max_running=4,
-        long_answer=model.max_model_tokens - 100,
-    )
+async def vllm(forks: ForkServers) -> AsyncGenerator[EngineUnderTest]:
+    """The process of a deployment, its KV node beside it."""
+    settings = {"cache_tokens": 65_536, "max_batch": 4, "prefill_chunk_tokens": 60}
+    async with vllm_process(forks, **settings) as process:
+        topology, model = process.topology, find_model(MODEL)
+        yield EngineUnderTest(
+            address=process.address,
+            model=MODEL,
+            max_model_tokens=topology.max_model_tokens,
+            block_tokens=topology.block_tokens,
+            vocab_size=model.vocab_size,
+            max_running=4,
+            long_answer=topology.max_model_tokens - 100,
+        )
 
 
-Factory = Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[EngineUnderTest]]
+Factory = Callable[[ForkServers], AbstractAsyncContextManager[EngineUnderTest]]
+"""What forks vLLM engines is given to each, and started by who needs it."""
 _OURS: dict[str, Factory] = {"scripted": scripted, "embedded": embedded}
 _INSTALLED: dict[str, Factory] = {"vllm": vllm} if find_spec("vllm") else {}
 FACTORIES = _OURS | _INSTALLED

@@ -1,20 +1,19 @@
 """What every engine must do, seen through its HTTP interface by the router's own client."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import pytest
 
+from pdd.cli.deploy.forking import ForkServers
 from pdd.core.errors import ContextTooLong, InvalidRequest, UnknownModel
 from pdd.core.ids import RequestId, Salt, WorkerId
 from pdd.core.request import GREEDY, FinishReason, Generation, Sampling, TokenSpan
-from pdd.core.topology import Address
 from pdd.engine.http.client import HttpEngineClient
 from pdd.engine.http.contract import SpanContract
 from tests.contract.engine_factories import FACTORIES, START_PATIENCE, EngineUnderTest
-from tests.support.vllm_process import vllm_process
 
 pytestmark = pytest.mark.anyio
 NUM_TOKENS = 20
@@ -46,23 +45,22 @@ class Served:
         return tuple(token for span in await self.spans(generation) for token in span.tokens)
 
 
-@pytest.fixture(scope="module")
-def vllm_address() -> Iterator[Address]:
-    with vllm_process(["--max-num-seqs", "4", "--max-num-batched-tokens", "64"]) as vllm:
-        yield vllm.address
-
-
 @pytest.fixture(
+    scope="module",
     params=[
         pytest.param(factory, id=name, marks=pytest.mark.timeout(START_PATIENCE.get(name)))
         for name, factory in FACTORIES.items()
-    ]
+    ],
 )
-async def served(request: pytest.FixtureRequest) -> AsyncGenerator[Served]:
-    async with (
-        request.param(request) as under_test,
-        HttpEngineClient(WorkerId("served"), under_test.address) as client,
-    ):
+async def under_test(request: pytest.FixtureRequest, forks: ForkServers) -> AsyncGenerator[EngineUnderTest]:
+    """One for all tests, as in life: each finds it as the others left it."""
+    async with request.param(forks) as engine:
+        yield engine
+
+
+@pytest.fixture
+async def served(under_test: EngineUnderTest) -> AsyncGenerator[Served]:
+    async with HttpEngineClient(WorkerId("served"), under_test.address) as client:
         yield Served(client, under_test)
 
 

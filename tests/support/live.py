@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pdd.cli.ask.client import RouterClient
 from pdd.cli.ask.conversation import Draw, Pins, Question, ReceivedAnswer, ReceivedSpan, TokenPrompt
 from pdd.cli.deploy.deployment import Deployment, run_deployment
+from pdd.cli.deploy.forking import ForkServers
 from pdd.cli.deploy.state import Phase, RoleStatus
 from pdd.cli.deploy.supervisor import Timing
 from pdd.cli.topology.file import load_topology
@@ -254,13 +255,15 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, seco
 
 
 @asynccontextmanager
-async def live(topology: Topology, *, timing: Timing | None = None) -> AsyncGenerator[Live]:
+async def live(
+    topology: Topology, *, timing: Timing | None = None, forks: ForkServers | None = None
+) -> AsyncGenerator[Live]:
     """Runs ``topology`` in a state directory of its own; every role is ready."""
     # Not a test's own folder: a Unix socket's path may have no more than 107 bytes.
     root = Path(tempfile.mkdtemp(prefix="pdd-"))
     try:
         async with (
-            run_deployment(topology, state_root=root, timing=timing) as deployment,
+            run_deployment(topology, state_root=root, timing=timing, forks=forks) as deployment,
             RouterClient(deployment.router_url) as router,
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as http,
         ):

@@ -1,102 +1,78 @@
-"""vLLM's own server in a process of its own, as an operator would run it: for tests that need one."""
+"""One vLLM engine beside its KV node, in processes of their own, started as `pdd up` starts them."""
 
-import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from http.client import HTTPConnection
 from pathlib import Path
-from tempfile import mkdtemp
 
-from pdd.core.topology import LOOPBACK, Address
+import msgspec
+
+from pdd.cli.deploy.deployment import role_commands
+from pdd.cli.deploy.forking import ForkServers
+from pdd.cli.deploy.state import Phase, RoleStatus, run_directory
+from pdd.cli.deploy.supervisor import Supervisor, Timing
+from pdd.cli.topology.ports import resolve, write_resolved
+from pdd.core.topology import Address, Topology
+from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
-from pdd.engine.models.checkpoint import checkpoint_folder
+from tests.support.live import packaged_topology, until
 
 MODEL = "tiny-random-32"
-START_LIMIT_S = 200.0
-STOP_LIMIT_S = 20.0
-# One thread each: a test's machine has few cores, and by default each engine binds itself to the first of them.
-_ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
+START_LIMIT_S = 250.0
+_ENGINE, _NODE = "P", "node-p"
+_ONCE = Timing(first_pause=Seconds(3600.0))
+"""An engine that dies stays dead, so that a test can look at that."""
 
 
 @dataclass(frozen=True)
 class VllmProcess:
+    """``pid`` is its server's, of which its other processes are children."""
+
+    topology: Topology
     address: Address
-    process: subprocess.Popen[bytes]
-    log: Path
+    pid: int
+    supervisor: Supervisor
+
+    async def until_dead(self, seconds: float) -> None:
+        await until(lambda: _status(self.supervisor).phase is Phase.RESTARTING, "the engine's end", seconds)
 
 
-@contextmanager
-def vllm_process(flags: Sequence[str] = (), *, model: str = MODEL) -> Iterator[VllmProcess]:
-    """A ready server of ``model``; whatever happens, nothing of it is left afterwards."""
-    folder = Path(mkdtemp(prefix="pdd-vllm-"))
-    address = Address(host=LOOPBACK, port=_free_port())
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(checkpoint_folder(find_model(model), folder)), "--served-model-name", model),
-        *("--host", address.host, "--port", str(address.port), "--disable-uvicorn-access-log"),
-        *("--dtype", "float32", "--enforce-eager", "--block-size", "32"),
-        *("--kv-cache-memory-bytes", str(64 * 1024 * 1024)),
-        *("--tokens-only", "--logits-processors", "pdd.plugins.vllm.sampling:PositionKeyedSampling"),
-        *("--middleware", "pdd.plugins.vllm.middleware.DescribeEngine"),
-        *flags,
-    ]
-    log = folder / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=os.environ | _ENVIRONMENT, start_new_session=True
-        )
-    try:
-        _wait_until_ready(process, address, log)
-        yield VllmProcess(address, process, log)
-    finally:
-        _stop(process)
-        shutil.rmtree(folder)
+@asynccontextmanager
+async def vllm_process(forks: ForkServers, **engine: object) -> AsyncGenerator[VllmProcess]:
+    """A ready engine of ``MODEL`` by itself; ``engine`` are keys of its table. Nothing of it is left afterwards."""
+    packaged = packaged_topology("vllm-tiny", **{_ENGINE: engine})
+    topology = resolve(msgspec.structs.replace(packaged, max_model_tokens=find_model(MODEL).max_model_tokens))
+    with tempfile.TemporaryDirectory(prefix="pdd-") as folder:
+        run = run_directory(Path(folder), topology.name)
+        with run.hold():
+            write_resolved(topology, run.topology_file)
+            commands = tuple(role for role in role_commands(topology, run) if role.name in {_ENGINE, _NODE})
+            supervisor = Supervisor(commands, run, on_change=lambda _: None, timing=_ONCE, forks=forks)
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(supervisor.run())
+                try:
+                    pid = await _until_ready(supervisor)
+                    table = topology.engine(_ENGINE)
+                    yield VllmProcess(topology, Address(host=table.host, port=table.port), pid, supervisor)
+                finally:
+                    task.cancel()
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], address: Address, log: Path) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
-    while not _is_ready(address):
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(f"vLLM did not start:\n{log.read_text(errors='replace')[-5000:]}")
-        time.sleep(0.2)
+async def _until_ready(supervisor: Supervisor) -> int:
+    """The server's pid."""
+    decided = (Phase.READY, Phase.RESTARTING, Phase.REFUSED)
+    await until(lambda: _status(supervisor).phase in decided, "an engine that serves", START_LIMIT_S)
+    status = _status(supervisor)
+    assert status.phase is Phase.READY, _last_words(status)
+    assert status.pid is not None
+    return status.pid
 
 
-def _is_ready(address: Address) -> bool:
-    connection = HTTPConnection(address.host, address.port, timeout=5.0)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
+def _last_words(status: RoleStatus) -> str:
+    return Path(status.log).read_text(errors="replace")[-5000:]
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """The server first, in peace; then whoever is left of its session."""
-    process.terminate()
-    try:
-        process.wait(STOP_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]
+def _status(supervisor: Supervisor) -> RoleStatus:
+    return next(status for status in supervisor.statuses if status.name == _ENGINE)

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from pdd.cli.deploy.forking import ForkServers
 from tests.support.live import QUICK_RESTARTS, Live, live, packaged_topology
 
 _INSTALLED = find_spec("vllm") is not None
@@ -25,15 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(600))
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    """For the session, so that a deployment may live longer than a test."""
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
-async def vllm_deployment(anyio_backend: str) -> AsyncGenerator[Live]:
+async def vllm_deployment(forks: ForkServers) -> AsyncGenerator[Live]:
     """Three vLLM engines of the tiny model in a deployment, for all tests of a module; they must leave it as it was."""
-    async with live(packaged_topology("vllm-tiny"), timing=QUICK_RESTARTS) as deployment:
+    async with live(packaged_topology("vllm-tiny"), timing=QUICK_RESTARTS, forks=forks) as deployment:
         await deployment.until_healthy()
         yield deployment

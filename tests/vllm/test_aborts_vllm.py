@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from pdd.cli.ask.conversation import Question, ReceivedSpan
+from pdd.cli.deploy.forking import ForkServers
 from pdd.core.request import HandoffMode, Route
 from pdd.core.topology import Topology
 from tests.support.live import Live, live, packaged_topology, question_of, token_prompt, with_policy
@@ -66,14 +67,14 @@ async def ask_and_leave(deployment: Live, call: Call) -> str:
     return "whole" if not task.cancelled() else roles[-1] if roles else "no token"
 
 
-async def test_two_hundred_clients_that_leave_at_random_leave_nothing_held():
+async def test_two_hundred_clients_that_leave_at_random_leave_nothing_held(forks: ForkServers):
     seed = 20
     print(f"seed {seed}")
     chance = random.Random(seed)
     topology = with_policy(packaged_topology("vllm-tiny", rate=20_000_000), relay_threshold_s=0.1)
     calls = iter([make_call(topology, index, chance) for index in range(REQUESTS)])
     ends: Counter[str] = Counter()
-    async with live(topology) as deployment:
+    async with live(topology, forks=forks) as deployment:
 
         async def client() -> None:
             for call in calls:

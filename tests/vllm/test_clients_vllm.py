@@ -12,6 +12,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pdd.cli.deploy.forking import ForkServers
 from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
 from pdd.engine.models.checkpoint import checkpoint_folder
@@ -32,10 +33,10 @@ main(parser.parse_args())
 """What ``vllm bench serve`` runs; the command itself looks up a distribution whose name the CPU build doesn't have."""
 
 
-async def test_openais_client_and_vllms_benchmark_are_served(tmp_path: Path):
+async def test_openais_client_and_vllms_benchmark_are_served(forks: ForkServers, tmp_path: Path):
     # The line is slow and the threshold low enough that what isn't pinned relays, too.
     topology = with_policy(packaged_topology("vllm-tiny", rate=4_000_000), relay_threshold_s=Seconds(0.02))
-    async with live(topology) as deployment:
+    async with live(topology, forks=forks) as deployment:
         await deployment.until_healthy()
         async with openai.AsyncOpenAI(base_url=deployment.url + "/v1", api_key="none", max_retries=0) as client:
             await chat(client)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pdd.cli.deploy.forking import ForkServers
 from pdd.core.request import HandoffMode, Role, Route
 from pdd.core.topology import Topology
 from tests.support.live import QUICK_RESTARTS, Live, live, packaged_topology, question_of, token_prompt
@@ -39,9 +40,9 @@ async def kill_in_mid_stream(
     return answer.token_ids
 
 
-async def test_killed_engines_change_no_answer():
+async def test_killed_engines_change_no_answer(forks: ForkServers):
     topology = packaged_topology("vllm-tiny", rate=20_000_000)
-    async with live(topology, timing=QUICK_RESTARTS) as deployment:
+    async with live(topology, timing=QUICK_RESTARTS, forks=forks) as deployment:
         await deployment.until_healthy()
         for seed in (None, 7):
             whole = await deployment.ask(question(topology, f"whole {seed}", Route.DIRECT, seed))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pdd.cli.deploy.forking import ForkServers
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role, Route
 from tests.support.live import (
@@ -117,10 +118,12 @@ async def test_the_death_of_the_fork_server_harms_nobody_and_it_is_started_again
     ],
     ids=["block length", "flag", "what the connector can't do"],
 )
-async def test_what_vllm_or_the_connector_refuses_stops_everything_and_names_the_engine(changes, said):
+async def test_what_vllm_or_the_connector_refuses_stops_everything_and_names_the_engine(
+    forks: ForkServers, changes, said
+):
     topology = packaged_topology("mixed-tiny", MD=changes)
     with pytest.raises(ExceptionGroup) as stopped:
-        async with live(topology, timing=QUICK_RESTARTS):
+        async with live(topology, timing=QUICK_RESTARTS, forks=forks):
             pytest.fail("it started")
     (error,) = stopped.value.exceptions
     assert isinstance(error, ConfigError)

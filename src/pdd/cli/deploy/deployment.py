@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pdd.cli.deploy.forking import Preload
+from pdd.cli.deploy.forking import ForkServers, Preload
 from pdd.cli.deploy.state import RoleKind, RoleStatus, RunDirectory, run_directory
 from pdd.cli.deploy.supervisor import RoleCommand, Supervisor, Timing
 from pdd.cli.quantities import format_memory
@@ -59,8 +59,11 @@ async def run_deployment(
     state_root: Path,
     on_change: Callable[[RoleStatus], None] = lambda _: None,
     timing: Timing | None = None,
+    forks: ForkServers | None = None,
 ) -> AsyncGenerator[Deployment]:
     """Yields when every role is ready; leaving the context stops them all and waits until they are gone.
+
+    ``forks`` are for who runs several deployments, one after the other or at once (``Supervisor``).
 
     Raises:
         ConfigError: a port is in use, the deployment runs already, or a role found its configuration wrong; in a
@@ -76,7 +79,7 @@ async def run_deployment(
         _require_memory(resolved)
         write_resolved(resolved, run.topology_file)
         supervisor = Supervisor(
-            tuple(role_commands(resolved, run)), run, on_change=on_change, timing=timing or Timing()
+            tuple(role_commands(resolved, run)), run, on_change=on_change, timing=timing or Timing(), forks=forks
         )
         async with asyncio.TaskGroup() as group:
             task = group.create_task(supervisor.run())

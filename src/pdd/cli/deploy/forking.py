@@ -109,10 +109,29 @@ class ForkServer:
         return _Running(process=process, orders=ours)
 
     async def close(self) -> None:
-        """Kills the server, which holds nothing. What it has forked goes on."""
+        """Kills the server, which holds nothing. What it has forked goes on, and another ``fork`` starts it again."""
         running, self._running = self._running, None
         if running is not None:
             running.orders.close()
             with contextlib.suppress(ProcessLookupError):
                 running.process.kill()
             await running.process.wait()
+
+
+class ForkServers:
+    """One for each preload. Deployments that run in one process may share them; whoever made them closes them."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._servers: dict[str, ForkServer] = {}
+
+    def of(self, preload: Preload) -> ForkServer:
+        """Starts nothing yet."""
+        if preload.module not in self._servers:
+            self._servers[preload.module] = ForkServer(preload, self._log)
+        return self._servers[preload.module]
+
+    async def close(self) -> None:
+        """Closes them all."""
+        for server in self._servers.values():
+            await server.close()

@@ -18,7 +18,7 @@ from typing import IO
 
 import msgspec
 
-from pdd.cli.deploy.forking import ForkServer, Preload
+from pdd.cli.deploy.forking import ForkServers, Preload
 from pdd.cli.deploy.lifeline import RoleReport
 from pdd.cli.deploy.processes import RoleProcess, execute, wait_with_group
 from pdd.cli.deploy.state import Phase, RoleKind, RoleStatus, RunDirectory, RunStatus
@@ -97,7 +97,10 @@ class _Child:
 
 
 class Supervisor:
-    """Runs the roles of one deployment; ``on_change`` hears of every change of a role's status."""
+    """Runs the roles of one deployment; ``on_change`` hears of every change of a role's status.
+
+    What is forked comes from ``forks``, which somebody else closes; by default from fork servers of its own.
+    """
 
     def __init__(
         self,
@@ -106,14 +109,15 @@ class Supervisor:
         *,
         on_change: Callable[[RoleStatus], None],
         timing: Timing = Timing(),
+        forks: ForkServers | None = None,
     ) -> None:
         self._run = run
         self._on_change = on_change
         self._timing = timing
         self._roles = [_Role(command=command, status=self._initial(command)) for command in commands]
         self._lifeline, self._write_end = os.pipe()
-        preloads = {command.preload.module: command.preload for command in commands if command.preload}
-        self._fork_servers = {name: ForkServer(each, run.log_file(FORK_SERVER_LOG)) for name, each in preloads.items()}
+        self._own_forks = ForkServers(run.log_file(FORK_SERVER_LOG))
+        self._forks = forks or self._own_forks
 
     @property
     def statuses(self) -> tuple[RoleStatus, ...]:
@@ -142,8 +146,7 @@ class Supervisor:
         finally:
             os.close(self._lifeline)
             os.close(self._write_end)
-            for server in self._fork_servers.values():
-                await server.close()
+            await self._own_forks.close()
 
     def _stages(self) -> Iterator[list[_Role]]:
         for stage in sorted({role.command.stage for role in self._roles}):
@@ -205,7 +208,7 @@ class Supervisor:
 
     async def _spawn(self, command: RoleCommand) -> _Child:
         reports, ready = os.pipe()
-        start = execute if command.preload is None else self._fork_servers[command.preload.module].fork
+        start = execute if command.preload is None else self._forks.of(command.preload).fork
         try:
             with self._run.log_file(command.name).open("ab") as log:
                 process = await start(command.arguments, lifeline=self._lifeline, ready=ready, log=log)
