@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,8 @@ NIXL = Path("build/nixl")
 _FIRST_PORT = 7000
 _READY_WITHIN = Seconds(400.0)
 _LOGS = Path("build/benchmarks/logs")
+_TRACE = _LOGS / "router.trace"
+"""What became of each request, for whoever asks why a figure is what it is."""
 
 
 @asynccontextmanager
@@ -36,6 +39,7 @@ async def pdd_at(sites: Sites, topology: Topology) -> AsyncGenerator[str]:
     Raises:
         ConfigError: a role found its configuration wrong.
     """
+    _make_room_for_logs()
     placed = _placed(topology, sites)
     with tempfile.TemporaryDirectory(prefix="pdd-") as folder:
         run = run_directory(Path(folder), placed.name)
@@ -51,6 +55,12 @@ async def pdd_at(sites: Sites, topology: Topology) -> AsyncGenerator[str]:
                     yield f"http://{LOOPBACK}:{placed.router.port}"
                 finally:
                     task.cancel()
+                    for command in commands:
+                        shutil.copy(run.log_file(command.name), _LOGS)
+
+
+def _make_room_for_logs() -> None:
+    _LOGS.mkdir(parents=True, exist_ok=True)
 
 
 def _placed(topology: Topology, sites: Sites) -> Topology:
@@ -64,7 +74,7 @@ def _placed(topology: Topology, sites: Sites) -> Topology:
         topology,
         nodes=tuple(msgspec.structs.replace(n, host=host(n.cluster), port=next(ports)) for n in topology.nodes),
         engines=tuple(msgspec.structs.replace(e, host=host(e.cluster), port=next(ports)) for e in topology.engines),
-        router=msgspec.structs.replace(topology.router, port=next(ports)),
+        router=msgspec.structs.replace(topology.router, port=next(ports), trace_file=str(_TRACE.resolve())),
         links=(),
     )
 
