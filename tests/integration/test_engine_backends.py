@@ -32,7 +32,7 @@ def test_the_equivalent_vllm_command_is_printed_and_names_this_node(mixed, tmp_p
     found = run("engine", "--topology", mixed, "--name", "MD", "--print-vllm-command", "--state-dir", "/run/pdd")
     assert found.returncode == 0, found.stderr
     words = shlex.split(found.stdout.replace("\\\n", " "))
-    folder = words[words.index("serve") + 1]
+    folder = words[words.index("--served-model-name") - 1]
     assert folder.startswith(str(tmp_path))
     extra = json.loads(words[words.index("--kv-transfer-config") + 1])["kv_connector_extra_config"]
     assert extra["node_socket"] == "/run/pdd/mixed-tiny/node-md.sock"

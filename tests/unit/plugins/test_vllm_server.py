@@ -2,7 +2,9 @@
 
 import json
 import shlex
+import sys
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,16 @@ from pdd.core.kv_format import DType, uniform_attention_format
 from pdd.core.request import Role
 from pdd.core.topology import EngineKind, EngineTable
 from pdd.engine.catalog import find_model
-from pdd.plugins.vllm.server import VLLM_ENVIRONMENT, Device, VllmLaunch, describe_reason, vllm_arguments, vllm_command
+from pdd.plugins.vllm import server
+from pdd.plugins.vllm.server import (
+    START_METHOD,
+    VLLM_ENVIRONMENT,
+    Device,
+    VllmLaunch,
+    describe_reason,
+    vllm_arguments,
+    vllm_command,
+)
 
 
 def launch(device: Device = Device.CPU, **keys: object) -> VllmLaunch:
@@ -112,18 +123,33 @@ def test_further_arguments_come_last_so_that_they_win():
     assert arguments[-4:] == ("--dtype", "bfloat16", "--max-logprobs", "-1")
 
 
-def test_the_printed_command_is_the_same_arguments_for_a_shell():
+def test_the_printed_command_is_the_same_arguments_for_a_shell(monkeypatch):
+    monkeypatch.setattr(server, "find_spec", lambda _: None)
     engine = launch()
     words = shlex.split(vllm_command(engine).replace("\\\n", " "))
     start = words.index("vllm")
-    assert words[:start] == [f"{name}={value}" for name, value in VLLM_ENVIRONMENT[Device.CPU].items()]
+    environment = dict(VLLM_ENVIRONMENT[Device.CPU])
+    del environment[START_METHOD]  # of no use to vLLM's own command
+    assert words[:start] == [f"{name}={value}" for name, value in environment.items()]
     assert words[start:] == ["vllm", "serve", "/models/a model", *vllm_arguments(engine)]
+
+
+def test_where_vllm_came_as_a_package_of_another_name_its_server_is_run_as_a_module(monkeypatch):
+    def version(_: str) -> str:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(server, "find_spec", lambda _: object())
+    monkeypatch.setattr(server.metadata, "version", version)
+    words = shlex.split(vllm_command(launch()).replace("\\\n", " "))
+    start = words.index(sys.executable)
+    module = ["-m", "vllm.entrypoints.launchers.api_server.entry", "--model", "/models/a model"]
+    assert words[start + 1 :] == [*module, *vllm_arguments(launch())]
 
 
 def test_the_printed_command_has_one_flag_a_line():
     lines = vllm_command(launch()).splitlines()
     assert all(line.count(" --") <= 1 for line in lines)
-    assert sum("--" in line for line in lines) == len(flags(vllm_arguments(launch())))
+    assert sum(line.startswith("  --") for line in lines) == len(flags(vllm_arguments(launch())))
 
 
 def test_a_reason_is_one_line_and_ours_needs_no_type():

@@ -14,6 +14,7 @@ import logging
 import os
 import shlex
 import signal
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -106,10 +107,16 @@ def find_device() -> Device | None:
     """What the vLLM beside PDD was built for, if there is one. Imports nothing of it."""
     if find_spec("vllm") is None:
         return None
+    version = _version()
+    return Device.CPU if version is None or "cpu" in version else Device.ACCELERATOR
+
+
+def _version() -> str | None:
+    """None: the installed vLLM came as a package of another name, as the CPU build does."""
     try:
-        return Device.CPU if "cpu" in metadata.version("vllm") else Device.ACCELERATOR
-    except metadata.PackageNotFoundError:  # the CPU build is a package of another name
-        return Device.CPU
+        return metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def vllm_arguments(launch: VllmLaunch) -> tuple[str, ...]:
@@ -184,14 +191,22 @@ def _transfer_config(launch: VllmLaunch) -> dict[str, object]:
 
 def vllm_command(launch: VllmLaunch) -> str:
     """The same engine started by vLLM's own command, for a shell; one flag a line."""
-    lines = ["vllm serve " + shlex.quote(str(launch.folder))]
+    lines = [_own_command(shlex.quote(str(launch.folder)))]
     for word in vllm_arguments(launch):
         if word.startswith("-"):
             lines.append(word)
         else:
             lines[-1] += " " + shlex.quote(word)
-    environment = [f"{name}={shlex.quote(value)}" for name, value in VLLM_ENVIRONMENT[launch.device].items()]
+    variables = VLLM_ENVIRONMENT[launch.device].items()
+    environment = [f"{name}={shlex.quote(value)}" for name, value in variables if name != START_METHOD]
     return " \\\n".join([*environment, *(line if not number else "  " + line for number, line in enumerate(lines))])
+
+
+def _own_command(folder: str) -> str:
+    """``vllm serve`` asks for the version of a package named vllm, and fails where vLLM came as one of another name."""
+    if find_spec("vllm") is not None and _version() is None:
+        return f"{shlex.quote(sys.executable)} -m vllm.entrypoints.launchers.api_server.entry --model {folder}"
+    return f"vllm serve {folder}"
 
 
 async def serve_vllm(
