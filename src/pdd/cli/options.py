@@ -83,6 +83,15 @@ def _directory(text: str) -> Path:
     return Path(text)
 
 
+def add_insecure_plaintext(parser: argparse.ArgumentParser) -> None:
+    """``--insecure-plaintext``."""
+    parser.add_argument(
+        "--insecure-plaintext",
+        action="store_true",
+        help="allow nodes and engines, whose traffic is not encrypted, to listen on other addresses than loopback",
+    )
+
+
 def add_run(parser: argparse.ArgumentParser) -> None:
     """``--run``: which of several live deployments."""
     parser.add_argument(

@@ -374,6 +374,11 @@ def test_plaintext_off_loopback_is_allowed_when_said(tmp_path):
     assert load(tmp_path, text, exposure=Exposure.INSECURE_PLAINTEXT).nodes[0].host == "10.0.0.1"
 
 
+def test_roles_on_two_machines_may_have_the_same_port(tmp_path):
+    text = change('arena = "8 MiB"', 'arena = "8 MiB"\nhost = "10.0.0.1"\nport = 8000')
+    assert load(tmp_path, text, exposure=Exposure.INSECURE_PLAINTEXT).router.port == 8000
+
+
 def test_a_router_off_loopback_is_allowed_with_keys(tmp_path):
     keys = '\n[[router.tenants]]\nname = "t"\napi_key = "a-long-enough-secret-key"\n'
     text = change("port = 8000", 'port = 8000\nhost = "0.0.0.0"') + keys

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 
 from pdd.cli.deploy.state import Phase, RoleStatus, default_state_root
-from pdd.cli.options import Subparsers, add_engine, add_json, add_state_dir, port
+from pdd.cli.options import Subparsers, add_engine, add_insecure_plaintext, add_json, add_state_dir, port
 from pdd.cli.output import exit_code_of, print_json, root_cause, show_error
 from pdd.core.errors import ConfigError
 from pdd.core.topology import Topology
@@ -41,11 +41,7 @@ def add_commands(commands: Subparsers) -> None:
         metavar="FILE",
         help="append what happens to requests to FILE, one JSON object a line, without prompts or tokens",
     )
-    parser.add_argument(
-        "--insecure-plaintext",
-        action="store_true",
-        help="allow nodes and engines, whose traffic is not encrypted, to listen on other addresses than loopback",
-    )
+    add_insecure_plaintext(parser)
     add_state_dir(parser)
     add_json(parser)
     parser.set_defaults(run=run_up)

@@ -20,7 +20,7 @@ import msgspec
 
 from pdd.cli.deploy.lifeline import ReadySignal, watch_lifeline
 from pdd.cli.deploy.state import RoleKind, RunDirectory, default_state_root, run_directory
-from pdd.cli.options import Subparsers, add_state_dir
+from pdd.cli.options import Subparsers, add_insecure_plaintext, add_state_dir
 from pdd.cli.output import exit_code_of, root_cause, show_error
 from pdd.core.errors import ConfigError
 from pdd.core.topology import EngineKind, Topology
@@ -65,7 +65,7 @@ def add_commands(commands: Subparsers) -> None:
             parser.set_defaults(name=kind.value)
         else:
             parser.add_argument("--name", required=True, help=f"which {_noun(kind)} of the topology to run")
-        parser.add_argument("--insecure-plaintext", action="store_true", help=argparse.SUPPRESS)
+        add_insecure_plaintext(parser)
         parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
         parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
         parser.add_argument(

@@ -14,7 +14,7 @@ from pdd.cli.quantities import format_memory
 from pdd.cli.topology.ranges import Refuse, check_ranges
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role
-from pdd.core.topology import EngineKind, EngineTable, NodeTable, Topology, is_loopback
+from pdd.core.topology import LOOPBACK, EngineKind, EngineTable, NodeTable, Topology, is_loopback
 from pdd.engine.catalog import ModelEntry, embedded_weights, model_of
 from pdd.engine.models.sources import NoWeights
 from pdd.sim.profile import ModelProfile, load_model
@@ -159,25 +159,25 @@ def _check_hosts(topology: Topology, refuse: Refuse, exposure: Exposure) -> None
 
 
 def _check_ports(topology: Topology, refuse: Refuse) -> None:
-    taken: dict[int, str] = {}
-    for path, port in ports(topology):
+    taken: dict[tuple[str, int], str] = {}
+    for path, host, port in ports(topology):
         if not 0 <= port <= _MAX_PORT:
             raise refuse(path, f"a port is from 1 to {_MAX_PORT}, or 0 for any that is free", value=port)
-        if port and port in taken:
-            raise refuse(path, f"{taken[port]} has this port already", value=port)
-        taken[port] = path
+        if port and (host, port) in taken:
+            raise refuse(path, f"{taken[host, port]} has this port already", value=port)
+        taken[host, port] = path
 
 
-def ports(topology: Topology) -> Iterator[tuple[str, int]]:
-    """Every port with its key."""
-    yield "router.port", topology.router.port
+def ports(topology: Topology) -> Iterator[tuple[str, str, int]]:
+    """Every port: its key, the address that it is at, and itself."""
+    yield "router.port", topology.router.host, topology.router.port
     for kind, tables in (("nodes", topology.nodes), ("engines", topology.engines)):
         for index, table in enumerate(tables):
-            yield f"{kind}[{index}].port", table.port
+            yield f"{kind}[{index}].port", table.host, table.port
     for index, link in enumerate(topology.links):
-        yield f"links[{index}].control_port", link.control_port
+        yield f"links[{index}].control_port", LOOPBACK, link.control_port
         for name, port in link.forwards.items():
-            yield f"links[{index}].forwards.{name}", port
+            yield f"links[{index}].forwards.{name}", LOOPBACK, port
 
 
 def _check_model(topology: Topology, refuse: Refuse) -> ModelEntry:

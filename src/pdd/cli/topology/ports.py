@@ -69,9 +69,9 @@ def resolve(topology: Topology) -> Topology:
     with ExitStack() as held:
         chosen = _Ports(held)
         # Fixed ports first: a free choice must not take one of them.
-        for path, port in ports(topology):
+        for path, host, port in ports(topology):
             if port:
-                chosen.fixed(_host_of(topology, path), port, f"topology {topology.name!r}: {path}")
+                chosen.fixed(host, port, f"topology {topology.name!r}: {path}")
         return _with_free_ports(topology, chosen)
 
 
@@ -104,16 +104,6 @@ def reached_across(topology: Topology, link: LinkTable) -> Iterator[NodeTable | 
                 yield engine
 
 
-def _host_of(topology: Topology, path: str) -> str:
-    if path.startswith("links["):
-        return LOOPBACK
-    if path == "router.port":
-        return topology.router.host
-    kind, _, rest = path.partition("[")
-    index = int(rest.partition("]")[0])
-    return topology.nodes[index].host if kind == "nodes" else topology.engines[index].host
-
-
 def write_resolved(topology: Topology, path: Path) -> None:
     """Writes what roles are started from; readable by its owner only, since it may hold API keys."""
     path.touch(mode=0o600)
@@ -142,7 +132,7 @@ def require_resolved(topology: Topology, file: str) -> Topology:
     Raises:
         ConfigError: a port is 0, or a link lacks a forward.
     """
-    for path, port in ports(topology):
+    for path, _, port in ports(topology):
         if port == 0:
             raise ConfigError(f"{file}: {path} = 0: a single role needs fixed ports; `pdd up` chooses free ones")
     for index, link in enumerate(topology.links):
