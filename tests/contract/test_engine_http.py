@@ -246,6 +246,12 @@ async def test_an_engine_that_does_not_describe_itself_is_not_up(reply: bytes):
             await client.info()
 
 
+async def test_a_vllm_that_lacks_our_middleware_is_not_up_and_says_so():
+    async with raw_client(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as client:
+        with pytest.raises(Unavailable, match=r"--middleware pdd\.plugins\.vllm\.middleware\.DescribeEngine"):
+            await client.info()
+
+
 async def test_closing_the_generator_cuts_the_connection_at_once():
     raw = RawServer(OK + span([1]), hold=True)
     async with listening(raw) as address, HttpEngineClient(WorkerId("raw"), address) as client:

@@ -195,7 +195,8 @@ class TcpNodeClient:
             self._lose_session(_Failure(ErrorKind.NODE_FAILED, f"node {self._node!r} is not available: {error}"))
             return self._settings.retry_delay
         except Incompatible as error:
-            self._lose_session(_Failure(ErrorKind.INCOMPATIBLE, str(error)))
+            # For callers a node that is of no use is one that is not there: it may be replaced as long as they live.
+            self._lose_session(_Failure(ErrorKind.NODE_FAILED, f"node {self._node!r} can't be used: {error}"))
             return self._settings.incompatible_retry_delay
         finally:
             self._attempted.set()

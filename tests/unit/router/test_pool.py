@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from pdd.core.errors import Unavailable
 from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Generation, Role, TokenSpan
@@ -254,6 +256,17 @@ def test_a_worker_that_serves_another_model_is_down_and_says_why() -> None:
         assert status.why_down == "it serves model 'm', not 'other'"
 
     deployment.play(scene)
+
+
+def test_why_a_worker_is_not_up_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    deployment = Deployment("a", model="other")
+
+    async def scene() -> None:
+        await asyncio.sleep(10.0)
+
+    deployment.play(scene)
+    logged = [record.getMessage() for record in caplog.records if "worker_not_up" in record.getMessage()]
+    assert logged == ["worker_not_up worker=a role=main_decode reason=it serves model 'm', not 'other'"]
 
 
 def test_load_is_counted_over_those_that_are_up() -> None:

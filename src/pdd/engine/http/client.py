@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
+from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 
@@ -39,6 +40,9 @@ DEFAULT_IDLE_TIMEOUT = Seconds(30.0)
 _INFO_TIMEOUT = Seconds(5.0)
 _MAX_REPLY_BYTES = Bytes(256 * 1024)
 """Of replies that aren't streams: errors and descriptions."""
+_NO_DESCRIPTION = (
+    f"it has no {wire_reply.INFO_PATH}; vLLM has it with --middleware pdd.plugins.vllm.middleware.DescribeEngine"
+)
 _JSON_HEADERS = {"Content-Type": "application/json"}
 
 
@@ -110,11 +114,13 @@ class HttpEngineClient:
         timeout = ClientTimeout(total=_INFO_TIMEOUT, sock_connect=self._connect_timeout)
         try:
             async with session.get(self._base_url + wire_reply.INFO_PATH, timeout=timeout) as response:
+                if response.status == HTTPStatus.NOT_FOUND:
+                    raise self._unavailable(_NO_DESCRIPTION)
                 return wire_reply.decode_info(await self._read_ok(response))
         except Unavailable:
             raise
         except (ClientError, TimeoutError, PddError) as error:
-            raise self._unavailable(error) from error
+            raise self._unavailable(_words(error)) from error
 
     @asynccontextmanager
     async def _stream(self, generation: Generation) -> AsyncGenerator[ClientResponse]:
@@ -135,7 +141,7 @@ class HttpEngineClient:
                 self._base_url + wire_request.GENERATE_PATH, data=body, headers=_JSON_HEADERS, timeout=timeout
             )
         except (ClientConnectorError, ConnectionTimeoutError) as error:
-            raise self._unavailable(error) from error
+            raise self._unavailable(_words(error)) from error
         except (ClientError, TimeoutError) as error:
             raise self._failed(error) from error
 
@@ -169,8 +175,8 @@ class HttpEngineClient:
             raise LocalProtocolError("an engine client without a session of its own must be entered before use")
         return self._session
 
-    def _unavailable(self, error: Exception) -> Unavailable:
-        return Unavailable(f"engine {self._worker} is not up: {_words(error)}", retry_after_s=DEFAULT_RETRY_AFTER)
+    def _unavailable(self, why: str) -> Unavailable:
+        return Unavailable(f"engine {self._worker} is not up: {why}", retry_after_s=DEFAULT_RETRY_AFTER)
 
     def _failed(self, error: Exception) -> WorkerFailed:
         return WorkerFailed(f"engine {self._worker} failed: {_words(error)}")

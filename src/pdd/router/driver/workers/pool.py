@@ -285,7 +285,9 @@ class Pool:
 
     def _consider(self, state: WorkerState, why: str) -> None:
         """A check failed: perhaps it is one too many."""
-        state.why_down = why
+        before, state.why_down = state.why_down, why
+        if state.lifetime is None and why != before:
+            _logger.warning("worker_not_up worker=%s role=%s reason=%s", state.worker.name, state.worker.role, why)
         if state.lifetime is None or state.attention.pulse.up:
             return
         _logger.warning("worker_down worker=%s role=%s reason=%s", state.worker.name, state.worker.role, why)
