@@ -67,3 +67,13 @@ def test_up_without_vllm_is_refused_before_anything_starts(tmp_path):
     assert found.returncode == 2
     assert "make install-vllm" in json.loads(found.stdout)["error"]["message"]
     assert not list((tmp_path / "vllm-tiny" / "logs").iterdir())
+
+
+@WITHOUT_VLLM
+def test_verify_without_vllm_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    found = run("verify", "--engine", "vllm", "--prompts", "1")
+    assert found.returncode == 2
+    assert "make install-vllm" in found.stderr
+    assert "logs are kept" not in found.stdout + found.stderr
+    assert not list(tmp_path.iterdir())

@@ -106,5 +106,8 @@ class _RoleLines:
         self._console.print(f"    all ready after {monotonic() - self._began:.1f} s\n", style="dim")
 
     def point_to(self, root: Path) -> None:
-        """Says where the logs of a failed run are."""
+        """Says where the logs of a failed run are; removes the folder of one that was refused before it began."""
+        if not any(root.glob("*/logs/*")):
+            shutil.rmtree(root, ignore_errors=True)
+            return
         self._console.print(f"  the roles' logs are kept below {root}", soft_wrap=True)
