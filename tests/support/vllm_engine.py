@@ -141,8 +141,10 @@ class StepwiseEngine:
         requests = self._scheduler.requests.values()
         return sum(1 for request in requests if request.status.name == "WAITING_FOR_REMOTE_KVS")
 
-    def ask(self, tokens: Sequence[int], *, max_tokens: int = 8, salt: str | None = None) -> str:
-        """Begins a greedy answer; returns its name."""
+    def ask(
+        self, tokens: Sequence[int], *, max_tokens: int = 8, salt: str | None = None, seed: int | None = None
+    ) -> str:
+        """Begins an answer, greedy without a seed; returns its name."""
         from vllm import SamplingParams
 
         self._num_requests += 1
@@ -151,6 +153,10 @@ class StepwiseEngine:
         if salt is not None:
             prompt["cache_salt"] = salt
         parameters = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        if seed is not None:
+            parameters.temperature, parameters.top_p = 1.5, 0.98
+            drawn = {"num_prompt_tokens": len(tokens), "seed": seed, "choice": 0, "temperature": 1.5}
+            parameters.extra_args = {"kv_transfer_params": drawn}
         self.answers[name] = Answer()
         self._llm.llm_engine.add_request(name, prompt, parameters)
         return name
@@ -175,8 +181,10 @@ class StepwiseEngine:
         """Until these answers are complete."""
         self.step_until(lambda: all(self.answers[name].finish_reason for name in names))
 
-    def answer(self, tokens: Sequence[int], *, max_tokens: int = 8, salt: str | None = None) -> Answer:
-        name = self.ask(tokens, max_tokens=max_tokens, salt=salt)
+    def answer(
+        self, tokens: Sequence[int], *, max_tokens: int = 8, salt: str | None = None, seed: int | None = None
+    ) -> Answer:
+        name = self.ask(tokens, max_tokens=max_tokens, salt=salt, seed=seed)
         self.run(name)
         return self.answers[name]
 

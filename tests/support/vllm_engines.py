@@ -1,7 +1,6 @@
 """A program: vLLM engines around one KV node, one after the other, each in a process forked from this one.
 
-Reads a list of ``Play``s as JSON from its standard input and writes what each engine answered to ``--to``. vLLM is
-imported once, an engine of the small random model then starts within seconds, ranks included.
+Reads a list of ``Play``s as JSON from one file and writes what each engine answered to another.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import asyncio
 import json
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,20 +19,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pdd.cli.deploy.forking import ForkServers
 from pdd.core.kv_format import KvFormat
 from pdd.engine.catalog import find_model
 from pdd.engine.models.checkpoint import checkpoint_folder
+from pdd.plugins.vllm.server import START_METHOD
 from tests.support.kv_nodes import running_cluster
+from tests.support.vllm_forks import arguments_of, run_forked
 
-_FORK = "VLLM_WORKER_MULTIPROC_METHOD"
-_ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    _FORK: "fork",
-}
 _START_LIMIT_S = 100.0
 
 
@@ -64,23 +55,12 @@ class Answer:
     num_cached: int
 
 
-def answers_of(plays: Sequence[Play], *, timeout: float) -> list[list[list[Answer] | str]]:
+async def answers_of(forks: ForkServers, plays: Sequence[Play], *, seconds: float) -> list[list[list[Answer] | str]]:
     """For each play and turn the answers, or why vLLM did not start. To be called from a test."""
     with TemporaryDirectory() as folder:
-        answers, log = Path(folder) / "answers", Path(folder) / "log"
-        with log.open("wb") as output:
-            done = subprocess.run(
-                [sys.executable, "-m", "tests.support.vllm_engines", "--to", str(answers)],
-                input=json.dumps([asdict(play) for play in plays]).encode(),
-                stdout=output,
-                stderr=output,
-                env=os.environ | _ENVIRONMENT,
-                timeout=timeout,
-                check=False,
-                start_new_session=True,
-            )
-        if done.returncode != 0:
-            raise AssertionError(log.read_text(errors="replace")[-5000:])
+        asked, answers = Path(folder) / "plays", Path(folder) / "answers"
+        asked.write_text(json.dumps([asdict(play) for play in plays]))
+        await run_forked(forks, "tests.support.vllm_engines", str(asked), str(answers), seconds=seconds)
         return [
             [turn if isinstance(turn, str) else [Answer(**answer) for answer in turn] for turn in play]
             for play in json.loads(answers.read_text())
@@ -89,13 +69,13 @@ def answers_of(plays: Sequence[Play], *, timeout: float) -> list[list[list[Answe
 
 def _main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--to", type=Path)
-    target = parser.parse_args().to
-    plays = [Play(**play) for play in json.load(sys.stdin)]
-    import pdd.plugins.vllm.preload  # noqa: F401
-
+    parser.add_argument("plays", type=Path)
+    parser.add_argument("answers", type=Path)
+    given = arguments_of(parser)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    plays = [Play(**play) for play in json.loads(given.plays.read_text())]
     with TemporaryDirectory() as folder:
-        target.write_text(json.dumps([_run(play, Path(folder)) for play in plays]))
+        given.answers.write_text(json.dumps([_run(play, Path(folder)) for play in plays]))
 
 
 def _run(play: Play, folder: Path) -> list[Any]:
@@ -162,7 +142,7 @@ def _be_engine(turn: Turn, checkpoint: Path, connector: Mapping[str, Any], answe
     }
     try:
         config = EngineArgs(**(flags | dict(turn.flags))).create_engine_config()
-        os.environ[_FORK] = "fork"  # vLLM's CPU platform has just asked for spawning
+        os.environ[START_METHOD] = "fork"  # vLLM's CPU platform has just asked for spawning
         engine = LLMEngine.from_vllm_config(config)
     except Exception as error:  # noqa: BLE001 (the process's edge)
         answers.send(f"{type(error).__name__}: {error}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pdd.cli.deploy.forking import ForkServers
 from tests.support.vllm_engines import Answer, Play, Turn, answers_of
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.anyio, pytest.mark.processes, pytest.mark.timeout(300)]
 
 _PROMPTS = tuple(tuple((index * step + 5) % 500 for index in range(200)) for step in (1, 3, 7))
 _BFLOAT16 = {"dtype": "bfloat16"}
@@ -27,7 +28,7 @@ def _most_cached(turn: list[Answer] | str) -> int:
     return max(answer.num_cached for answer in _answers(turn))
 
 
-def test_blocks_of_the_wire_and_of_the_caches_may_be_of_any_length() -> None:
+async def test_blocks_of_the_wire_and_of_the_caches_may_be_of_any_length(forks: ForkServers) -> None:
     cases = {16: (32, 64), 32: (64, 32), 48: (64, 32), 128: (32, 64)}
     plays = [
         Play(
@@ -36,7 +37,7 @@ def test_blocks_of_the_wire_and_of_the_caches_may_be_of_any_length() -> None:
         )
         for wire_tokens, turns in cases.items()
     ]
-    for wire_tokens, (computed, loaded) in zip(cases, answers_of(plays, timeout=280), strict=True):
+    for wire_tokens, (computed, loaded) in zip(cases, await answers_of(forks, plays, seconds=280), strict=True):
         assert _tokens(loaded) == _tokens(computed), wire_tokens
         assert _most_cached(computed) == 0
         assert _most_cached(loaded) == 199 // wire_tokens * wire_tokens, (
@@ -44,7 +45,7 @@ def test_blocks_of_the_wire_and_of_the_caches_may_be_of_any_length() -> None:
         )
 
 
-def test_an_engine_of_another_element_type_converts_if_asked_to_and_not_otherwise() -> None:
+async def test_an_engine_of_another_element_type_converts_if_asked_to_and_not_otherwise(forks: ForkServers) -> None:
     plays = [
         Play(
             turns=(
@@ -55,7 +56,7 @@ def test_an_engine_of_another_element_type_converts_if_asked_to_and_not_otherwis
             )
         )
     ]
-    ((computed, loaded, widened, refused),) = answers_of(plays, timeout=280)
+    ((computed, loaded, widened, refused),) = await answers_of(forks, plays, seconds=280)
     assert _tokens(loaded) == _tokens(computed), "bfloat16 passes through float32 unharmed"
     assert _most_cached(loaded) == _most_cached(widened) == 192
     assert isinstance(refused, str)

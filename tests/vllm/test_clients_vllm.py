@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 from pathlib import Path
 
 import msgspec
@@ -17,20 +15,13 @@ from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
 from pdd.engine.models.checkpoint import checkpoint_folder
 from tests.support.live import Live, live, packaged_topology, with_policy
+from tests.support.vllm_forks import run_forked
 
 pytestmark = [pytest.mark.anyio, pytest.mark.processes, pytest.mark.timeout(240)]
 
 MODEL = "tiny-random-32"
 MESSAGES = [{"role": "user", "content": "Where does the ferry go, and who is on it?"}]
 PROMPTS, CONCURRENCY, PROMPT_TOKENS, ANSWER_TOKENS = 32, 4, 256, 48
-_BENCHMARK = """
-import argparse
-from vllm.benchmarks.serve import add_cli_args, main
-parser = argparse.ArgumentParser()
-add_cli_args(parser)
-main(parser.parse_args())
-"""
-"""What ``vllm bench serve`` runs; the command itself looks up a distribution whose name the CPU build doesn't have."""
 
 
 async def test_openais_client_and_vllms_benchmark_are_served(forks: ForkServers, tmp_path: Path):
@@ -44,7 +35,7 @@ async def test_openais_client_and_vllms_benchmark_are_served(forks: ForkServers,
         await deployment.until_clean()  # a request counts when its transfer is through, too
         served = await counted(deployment)
         for backend in ("openai", "openai-chat"):
-            await replay(deployment, backend, tmp_path)
+            await replay(deployment, forks, backend, tmp_path)
             await deployment.until_clean()
             now = await counted(deployment)
             added = {route: now.get(route, 0) - served.get(route, 0) for route in now}
@@ -86,7 +77,7 @@ async def complete(client: openai.AsyncOpenAI) -> None:
         assert whole.choices[0].finish_reason in {"length", "stop"}
 
 
-async def replay(deployment: Live, backend: str, folder: Path) -> None:
+async def replay(deployment: Live, forks: ForkServers, backend: str, folder: Path) -> None:
     """vLLM's serving benchmark with its random prompts; every request of it must be served, in full."""
     found = folder / f"{backend}.json"
     tokenizer = checkpoint_folder(find_model(MODEL), folder)
@@ -109,13 +100,13 @@ async def replay(deployment: Live, backend: str, folder: Path) -> None:
         "result-dir": str(folder),
         "result-filename": found.name,
     }
-    command = [sys.executable, "-c", _BENCHMARK, "--save-result", "--ignore-eos", "--disable-tqdm"]
-    command += [f"--{name}={value}" for name, value in flags.items()]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    said, _ = await process.communicate()
-    assert process.returncode == 0, said.decode()[-3000:]
+    arguments = [
+        "--save-result",
+        "--ignore-eos",
+        "--disable-tqdm",
+        *(f"--{name}={value}" for name, value in flags.items()),
+    ]
+    await run_forked(forks, "tests.support.vllm_benchmark", *arguments, seconds=150)
     result = json.loads(found.read_text())
     print(msgspec.json.encode({name: value for name, value in result.items() if "_ms" in name or "total" in name}))
     assert (result["completed"], result["failed"]) == (PROMPTS, 0)

@@ -1,6 +1,5 @@
-"""The logits processor inside vLLM: what both of its model runners make of it, and what preemption does to it."""
+"""The logits processor inside vLLM: what both of its model runners make of it."""
 
-import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -8,20 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from aiohttp import ClientSession
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.sample.logits_processor.state import BatchUpdateBuilder
 from vllm.v1.worker.gpu.sample.logits_processor import build_custom_logits_processors
 
-from pdd.core.ids import RequestId, Salt, WorkerId
-from pdd.core.request import Generation, Sampling
-from pdd.core.topology import Address
-from pdd.engine.http.client import HttpEngineClient
+from pdd.core.request import Sampling
 from pdd.engine.noise import choose_token
 from pdd.plugins.vllm.settings import SAMPLING_PROCESSOR
-from tests.support.vllm_process import vllm_process
-from tests.unit.engine.scripted_support import collect, generation, tokens_of
 
 VOCAB_SIZE = 300
 CONFIG: Any = SimpleNamespace(
@@ -106,33 +99,3 @@ def test_it_is_not_made_for_speculative_decoding():
 
 
 _STATE = ("device", "max_num_reqs", "vocab_size", "all_token_ids", "prompt_len", "prefill_len", "total_len")
-
-
-@pytest.mark.anyio
-@pytest.mark.processes
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("scheduling", ["--async-scheduling", "--no-async-scheduling"])
-async def test_preempted_requests_get_the_answers_that_they_get_alone(scheduling: str):
-    # Room for 20 blocks of 32 tokens: eight requests of up to 140 tokens can't all stay.
-    flags = ["--num-gpu-blocks-override", "21", "--max-model-len", "400", "--max-num-seqs", "8", scheduling]
-    with vllm_process(flags) as vllm:
-        async with HttpEngineClient(WorkerId("e"), vllm.address) as client:
-            asked = [small(seed) for seed in range(8)]
-            async with asyncio.TaskGroup() as tasks:
-                together = [tasks.create_task(collect(client, each)) for each in asked]
-            for each, task in zip(asked, together, strict=True):
-                alone = replace(each, salt=Salt(f"alone {each.request_id}"))
-                assert tokens_of(await collect(client, alone)) == tokens_of(task.result())
-        assert await num_preemptions(vllm.address) > 0
-
-
-async def num_preemptions(address: Address) -> float:
-    async with ClientSession() as session, session.get(f"http://{address}/metrics") as response:
-        lines = (await response.text()).splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:num_preemptions_total"))
-
-
-def small(seed: int) -> Generation:
-    sampling = Sampling(temperature=1.5, top_k=None, top_p=0.98, seed=seed)
-    known = [(seed * 31 + index) % 500 for index in range(40)]
-    return replace(generation(known, max_tokens=100, sampling=sampling), request_id=RequestId(f"r{seed}"))

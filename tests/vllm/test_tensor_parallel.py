@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pdd.cli.deploy.forking import ForkServers
 from tests.support.vllm_engines import Answer, Play, Turn, answers_of
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.anyio, pytest.mark.processes, pytest.mark.timeout(300)]
 
 _TOGETHER = tuple(tuple((index * step + 5) % 500 for index in range(100)) for step in (1, 3, 7))
 _DIVIDED = tuple(tuple((index * step + 5) % 500 for index in range(100)) for step in (11, 13, 17))
@@ -23,7 +24,7 @@ def _num_whole(answers: list[Answer] | str) -> int:
     return [answer.num_cached for answer in answers].count(_WHOLE)
 
 
-def test_two_ranks_and_one_go_on_with_each_others_kv() -> None:
+async def test_two_ranks_and_one_go_on_with_each_others_kv(forks: ForkServers) -> None:
     two_ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     play = Play(
         turns=(
@@ -32,7 +33,7 @@ def test_two_ranks_and_one_go_on_with_each_others_kv() -> None:
             Turn(prompts=_DIVIDED),
         )
     )
-    ((together, divided, again),) = answers_of([play], timeout=280)
+    ((together, divided, again),) = await answers_of(forks, [play], seconds=280)
     assert _tokens(divided) == _tokens(together) + _tokens(again)
     # A busy machine may keep a node from answering in time; then the engine computes, and that is right too.
     assert _num_whole(divided) >= 1
