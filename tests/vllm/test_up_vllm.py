@@ -71,6 +71,11 @@ async def test_an_answer_that_relays_is_the_one_that_does_not(vllm_deployment: L
     assert relayed.token_ids == direct.token_ids
 
 
+async def test_an_engine_still_logs_once_vllm_has_changed_the_root_loggers_level(vllm_deployment: Live):
+    for name in ENGINES:
+        assert f"engine_ready engine={name} kind=vllm" in vllm_deployment.log(name)
+
+
 async def test_a_killed_engine_ends_whole_and_comes_back_alone(vllm_deployment: Live):
     before = {name: vllm_deployment.pid(name) for name in vllm_deployment.names}
     restarts = vllm_deployment.role("MD").restarts

@@ -106,6 +106,8 @@ def run_role(arguments: argparse.Namespace) -> int:
         watch_lifeline(arguments.lifeline_fd)
     ready = ReadySignal(arguments.ready_fd)
     logging.basicConfig(level=arguments.log_level, format=_LOG_FORMAT)
+    # A level of our own: what vLLM's server imports puts the root logger's at ERROR.
+    logging.getLogger("pdd").setLevel(arguments.log_level)
     _raise_descriptor_limit()
     kind = cast("RoleKind", arguments.role_kind)
     try:
