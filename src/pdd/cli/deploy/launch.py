@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from pdd.cli.deploy.deployment import VLLM_READY_WITHIN, Deployment, run_deployment, runs_vllm
+from pdd.cli.deploy.deployment import VLLM_READY_WITHIN, VLLM_TAKES_TIME, Deployment, run_deployment, runs_vllm
 from pdd.cli.deploy.state import Phase, RoleStatus
 from pdd.core.errors import Unavailable
 from pdd.core.topology import Topology
@@ -62,7 +62,10 @@ async def launched(topology: Topology, progress: Console) -> AsyncGenerator[Depl
     """
     root = Path(tempfile.mkdtemp(prefix="pdd-"))
     lines = _RoleLines(progress)
-    patience = VLLM_READY_WITHIN if runs_vllm(topology) else _READY_WITHIN
+    patience = _READY_WITHIN
+    if runs_vllm(topology):
+        patience = VLLM_READY_WITHIN
+        progress.print(f"    {VLLM_TAKES_TIME}", style="dim")
     try:
         async with asyncio.timeout(patience) as limit:
             deploying = run_deployment(on_any_port(topology), state_root=root, on_change=lines)

@@ -96,8 +96,10 @@ async def _up(topology: Topology, arguments: argparse.Namespace, progress: _Prog
 
 
 async def _serve(topology: Topology, arguments: argparse.Namespace, progress: _Progress) -> None:
-    from pdd.cli.deploy.deployment import run_deployment
+    from pdd.cli.deploy.deployment import VLLM_TAKES_TIME, run_deployment, runs_vllm
 
+    if runs_vllm(topology):
+        progress.note(VLLM_TAKES_TIME)
     async with run_deployment(topology, state_root=arguments.state_dir, on_change=progress) as deployment:
         if arguments.json:
             print_json(
@@ -139,6 +141,9 @@ class _Progress:
                 self._console.print(f"[red]refused[/]  {label}")
             case Phase.WAITING | Phase.STARTING | Phase.STOPPED:
                 pass
+
+    def note(self, line: str) -> None:
+        self._console.print(line, style="dim")
 
     def announce(self, topology: Topology, url: str, *, state_dir: Path) -> None:
         """Everything runs: says where, and what to try."""
