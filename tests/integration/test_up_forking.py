@@ -141,6 +141,14 @@ async def test_imports_that_hang_are_given_up(tmp_path):
             await fork()
 
 
+async def test_what_it_forked_as_it_died_is_known(tmp_path):
+    dies = "import os, signal; os.waitpid = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
+    (tmp_path / "pdd_test_dies.py").write_text(dies)
+    preload = Preload(module="pdd_test_dies", environment={"PYTHONPATH": str(tmp_path)})
+    async with orders_to(ForkServer(preload, tmp_path / "log"), tmp_path) as fork:
+        await fork()
+
+
 async def test_one_that_ignores_sigterm_is_killed_after_the_grace(tmp_path):
     async with supervised(tmp_path, forked("a", "stubborn")) as (supervisor, _, _):
         await supervisor.wait_until_ready()

@@ -2,7 +2,8 @@
 
 Run by the supervisor (``forking``), never by people. Each order on its socket is a program's arguments with three
 descriptors: the program's lifeline, its ready pipe and its log. The program becomes a grandchild whose parent has left, so
-that it belongs to the supervisor, which hears of its end even when this process is gone. It ends with its socket.
+that it belongs to the supervisor, which hears of its end even when this process is gone. It is the program that answers, so
+that none runs which the supervisor does not know. This process ends with its socket.
 
 One thread only: a lock that another holds while this one forks would never be opened in the child.
 """
@@ -16,6 +17,7 @@ import os
 import runpy
 import socket
 import sys
+import time
 
 import msgspec
 
@@ -61,32 +63,29 @@ def _serve(orders: socket.socket) -> ForkOrder | None:
             return None
         order = msgspec.json.decode(message, type=ForkOrder)
         lifeline, ready, log = descriptors
-        pid = _fork_and_leave()
-        if pid is None:
+        if _fork_and_leave():
+            orders.send(msgspec.json.encode(Forked(pid=os.getpid())))
             orders.close()
             _settle(log)
             return ForkOrder(arguments=(*order.arguments, f"--lifeline-fd={lifeline}", f"--ready-fd={ready}"))
         for descriptor in descriptors:
             os.close(descriptor)
-        orders.send(msgspec.json.encode(Forked(pid=pid)))
 
 
-def _fork_and_leave() -> int | None:
-    """The pid of a grandchild whose parent is gone already, None in that grandchild."""
-    read, write = os.pipe()
+def _fork_and_leave() -> bool:
+    """True in a grandchild whose parent is gone already. Raises OSError: there is none."""
     between = os.fork()
     if between == 0:
-        os.close(read)
-        pid = os.fork()
-        if pid != 0:
-            os.write(write, str(pid).encode())
+        parent = os.getpid()
+        if os.fork() != 0:
             os._exit(0)
-        os.close(write)
-        return None
-    os.close(write)
-    os.waitpid(between, 0)
-    with os.fdopen(read, "rb") as pipe:
-        return int(pipe.read())
+        while os.getppid() == parent:  # for as long as an exit takes
+            time.sleep(0.001)
+        return True
+    _, status = os.waitpid(between, 0)
+    if status != 0:
+        raise OSError("the process in between could not fork")
+    return False
 
 
 def _settle(log: int) -> None:
