@@ -12,6 +12,7 @@ import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import groupby
 from math import prod
 
 from pdd.core.errors import ConfigError
@@ -93,3 +94,10 @@ def uniform_attention_format(
     """The format of a model whose every layer caches K and V of the same shape: per token ``[K|V, kv_heads, head_dim]``."""
     tensor = TensorSpec(name="kv", shape=(2, num_kv_heads, head_dim), dtype=dtype)
     return KvFormat(model=model, block_tokens=block_tokens, layers=((tensor,),) * num_layers)
+
+
+def abbreviate(description: str) -> str:
+    """A format's description for people: layers that follow each other and are alike are told once."""
+    head, bar, layers = description.rpartition("|")
+    runs = ((layer, len(list(run))) for layer, run in groupby(layers.split(";")))
+    return head + bar + ";".join(layer if length == 1 else f"{length} x {layer}" for layer, length in runs)

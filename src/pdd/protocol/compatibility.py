@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdd.core.ids import NodeId
-from pdd.core.kv_format import KvFormat
+from pdd.core.kv_format import KvFormat, abbreviate
 from pdd.protocol.peer import PROTOCOL_VERSION, Hello
 
 
@@ -14,8 +14,8 @@ def reason_to_refuse(hello: Hello, *, node: NodeId, kv_format: KvFormat) -> str 
     if hello.fingerprint != kv_format.fingerprint:
         difference = describe_difference(hello.kv_format, kv_format.description)
         return (
-            f"KV formats differ in {difference}: {hello.kind} {hello.name!r} has {hello.kv_format!r}, "
-            f"node {node!r} has {kv_format.description!r}"
+            f"KV formats differ in {difference}: {hello.kind} {hello.name!r} has {abbreviate(hello.kv_format)!r}, "
+            f"node {node!r} has {abbreviate(kv_format.description)!r}"
         )
     return None
 

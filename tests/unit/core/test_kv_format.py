@@ -1,7 +1,7 @@
 import pytest
 
 from pdd.core.errors import ConfigError
-from pdd.core.kv_format import DType, KvFormat, TensorSpec, uniform_attention_format
+from pdd.core.kv_format import DType, KvFormat, TensorSpec, abbreviate, uniform_attention_format
 
 
 def _smollm2(dtype=DType.FLOAT32, block_tokens=16):
@@ -54,3 +54,8 @@ def test_a_block_has_a_token_and_a_model_a_layer():
         _smollm2(block_tokens=0)
     with pytest.raises(ConfigError, match="at least one layer"):
         KvFormat(model="m", block_tokens=1, layers=())
+
+
+def test_for_people_equal_layers_are_told_once():
+    assert abbreviate("a|b@1|block=2|kv:x[2];kv:x[2];kv:y[2];kv:x[2]") == "a|b@1|block=2|2 x kv:x[2];kv:y[2];kv:x[2]"
+    assert abbreviate("nonsense") == "nonsense"

@@ -13,6 +13,7 @@ import msgspec
 from pdd.cli.quantities import format_memory
 from pdd.cli.topology.ranges import Refuse, check_ranges
 from pdd.core.errors import ConfigError
+from pdd.core.kv_format import abbreviate
 from pdd.core.request import Role
 from pdd.core.topology import LOOPBACK, EngineKind, EngineTable, NodeTable, Topology, is_loopback
 from pdd.engine.catalog import ModelEntry, embedded_weights, model_of
@@ -260,8 +261,8 @@ def _check_formats(topology: Topology, model: ModelEntry, refuse: Refuse) -> Non
         if found.fingerprint != expected.fingerprint:
             raise refuse(
                 f"nodes[{index}].block_tokens",
-                f"its KV format is {found.description!r}, but node {first.name!r} has {expected.description!r}; "
-                "nodes of one deployment must agree",
+                f"its KV format is {abbreviate(found.description)!r}, but node {first.name!r} has "
+                f"{abbreviate(expected.description)!r}; nodes of one deployment must agree",
                 value=block_tokens_of(topology, node),
             )
 
