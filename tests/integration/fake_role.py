@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 from pdd.cli.deploy.lifeline import ReadySignal, watch_lifeline
@@ -50,6 +51,9 @@ def main():
         case "child-and-ready":
             child = subprocess.Popen(["sleep", "600"], close_fds=False)
             arguments.mark.write_text(str(child.pid))
+        case "shared-memory-and-ready":
+            memory = SharedMemory(create=True, size=4096)
+            arguments.mark.write_text(memory.name)
         case "tell-environment":
             print(f"PRELOADED={os.environ.get('PDD_TEST_PRELOADED')} OWN={os.environ.get('PDD_TEST_OWN')}", flush=True)
             print(f"HELD={'colorsys' in sys.modules} INPUT={sys.stdin.read()!r}", flush=True)

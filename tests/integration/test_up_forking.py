@@ -180,6 +180,25 @@ async def test_what_a_dead_role_leaves_of_its_group_ends_with_it(tmp_path, make)
 
 
 @pytest.mark.parametrize("make", [role, forked])
+async def test_shared_memory_that_a_dead_role_leaves_is_given_back(tmp_path, make):
+    mark = tmp_path / "mark"
+    async with supervised(tmp_path, make("a", "shared-memory-and-ready", "--mark", mark)) as (supervisor, watch, _):
+        await supervisor.wait_until_ready()
+        memory = mark.read_text()
+        assert is_in_shared_memory(memory)
+        os.kill(supervisor.statuses[0].pid, signal.SIGKILL)
+        await watch.until(lambda _: watch.count("a", Phase.RESTARTING) == 1)
+        assert not is_in_shared_memory(memory)
+        await watch.until(lambda _: watch.count("a", Phase.READY) == 2)
+        last = mark.read_text()
+    assert not is_in_shared_memory(last)
+
+
+def is_in_shared_memory(name):
+    return Path("/dev/shm", name).exists()
+
+
+@pytest.mark.parametrize("make", [role, forked])
 async def test_what_it_leaves_does_not_hide_that_it_died_before_it_was_ready(tmp_path, make):
     async with supervised(tmp_path, make("a", "child-then-die", "--mark", tmp_path / "mark")) as (supervisor, watch, _):
         await watch.until(lambda _: watch.count("a", Phase.RESTARTING) == 2)

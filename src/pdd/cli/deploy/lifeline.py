@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from typing import IO
 
 import msgspec
 
+from pdd.cli.deploy.processes import kill_group
 from pdd.core.errors import ConfigError
 
 ORPHAN_EXIT_CODE = 3
@@ -37,7 +37,7 @@ def _exit_at_end(lifeline: IO[bytes]) -> None:
     while lifeline.read(1):
         pass
     if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
+        kill_group(os.getpid())
     os._exit(ORPHAN_EXIT_CODE)
 
 

@@ -12,12 +12,15 @@ import ctypes
 import os
 import signal
 from asyncio import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Protocol
 
 from pdd.core.units import Seconds
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GROUP_GONE_WITHIN = Seconds(5.0)
+_TIDY_WITHIN = Seconds(2.0)
 _POLL = Seconds(0.01)
 
 
@@ -95,13 +98,44 @@ def adopt_orphans() -> None:
 async def wait_with_group(process: RoleProcess) -> int:
     """Waits for the process, then kills what is left of its group, and waits for that; returns how the first ended."""
     code = await process.wait()
+    tidied_at = asyncio.get_running_loop().time() + _TIDY_WITHIN
     with contextlib.suppress(TimeoutError, ProcessLookupError):
         async with asyncio.timeout(_GROUP_GONE_WITHIN):
             while True:
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(process.pid, 0)  # fails once nobody is left
+                if asyncio.get_running_loop().time() < tidied_at:
+                    kill_group(process.pid)
+                else:
+                    os.killpg(process.pid, signal.SIGKILL)
                 _reap_group(process.pid)
                 await asyncio.sleep(_POLL)
     return code
+
+
+def kill_group(group: int) -> None:
+    """Kills all members of a process group, this process last, but Python's trackers of shared memory.
+
+    Those end by themselves when the others have, and only they remove what the others have left in /dev/shm.
+    """
+    members = [pid for pid in _members(group) if not _is_tracker(pid)]
+    for pid in sorted(members, key=lambda pid: pid == os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _members(group: int) -> Iterator[int]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == group:
+                yield pid
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended just now
+        return False
 
 
 def _reap_group(group: int) -> None:
