@@ -22,9 +22,7 @@ from pdd.core.units import Seconds
 
 VLLM_READY_WITHIN = Seconds(600.0)
 """For an engine, and for a deployment of them: three on two busy cores took 165 s; larger models load for minutes."""
-VLLM_TAKES_TIME = (
-    "vLLM is imported before its engines start, which takes 10 to 30 s; large models then load for minutes."
-)
+VLLM_TAKES_TIME = "vLLM is imported first: 10 to 30 s. Large models then load for minutes."
 _WILDCARD_HOSTS = ("0.0.0.0", "::")  # noqa: S104 (recognised, not bound)
 
 
