@@ -522,7 +522,9 @@ class Chaos:
         self.tally.longest_gap_s = max([self.tally.longest_gap_s, *gaps])
         for span, gap in zip(spans, gaps, strict=False):
             if gap > WORTH_A_NOTE:
-                self._note(f"gap of {gap:.1f} s after position {span.first_position} ({span.role}) of {turn.question.pins}")
+                self._note(
+                    f"gap of {gap:.1f} s after position {span.first_position} ({span.role}) of {turn.question.pins}"
+                )
 
 
 async def until_at_peace(deployment: Live) -> None:

@@ -20,7 +20,7 @@ from pdd.core.units import Seconds
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GROUP_GONE_WITHIN = Seconds(5.0)
-_TIDY_WITHIN = Seconds(2.0)
+_TIDY_WITHIN = Seconds(4.0)
 _POLL = Seconds(0.01)
 
 

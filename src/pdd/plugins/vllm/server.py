@@ -45,6 +45,8 @@ _LARGEST_USUAL_BLOCK_TOKENS = 128
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 """Of this the CPU platform makes ``spawn`` when vLLM's configuration is made, whatever it was."""
 _POLL = Seconds(0.05)
+_CORE_ENDS_WITHIN = Seconds(3.0)
+"""After SIGTERM; a supervisor gives the whole engine 5 s."""
 _MOST_REASON_BYTES = 2000
 """Less than a pipe takes in one piece."""
 
@@ -250,7 +252,8 @@ async def _run(options: argparse.Namespace, while_configuring: AbstractContextMa
         try:
             shutdown = await build_and_serve(engine, address, listener, options)
         finally:
-            engine.shutdown(timeout=engine.vllm_config.shutdown_timeout)
+            # Its core aborts what runs and ends in good order; killed at once, it leaves shared memory behind.
+            engine.shutdown(timeout=_CORE_ENDS_WITHIN)
         await shutdown
 
 
