@@ -13,7 +13,7 @@ from pdd.cli.deploy.deployment import role_commands
 from pdd.cli.deploy.forking import ForkServers
 from pdd.cli.deploy.state import Phase, RoleStatus, run_directory
 from pdd.cli.deploy.supervisor import Supervisor, Timing
-from pdd.cli.topology.ports import resolve, write_resolved
+from pdd.cli.topology.ports import reserved, write_resolved
 from pdd.core.topology import Address, Topology
 from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
@@ -43,8 +43,8 @@ class VllmProcess:
 async def vllm_process(forks: ForkServers, **engine: object) -> AsyncGenerator[VllmProcess]:
     """A ready engine of ``MODEL`` by itself; ``engine`` are keys of its table. Nothing of it is left afterwards."""
     packaged = packaged_topology("vllm-tiny", **{_ENGINE: engine})
-    topology = resolve(msgspec.structs.replace(packaged, max_model_tokens=find_model(MODEL).max_model_tokens))
-    with tempfile.TemporaryDirectory(prefix="pdd-") as folder:
+    widened = msgspec.structs.replace(packaged, max_model_tokens=find_model(MODEL).max_model_tokens)
+    with reserved(widened) as topology, tempfile.TemporaryDirectory(prefix="pdd-") as folder:
         run = run_directory(Path(folder), topology.name)
         with run.hold():
             write_resolved(topology, run.topology_file)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pdd.cli.topology.file import load_topology
-from pdd.cli.topology.ports import read_resolved, require_resolved, resolve, write_resolved
+from pdd.cli.topology.ports import _bind_alone, read_resolved, require_resolved, reserved, resolve, write_resolved
 from pdd.core.errors import ConfigError
 from pdd.core.topology import LOOPBACK
 
@@ -48,6 +48,17 @@ def test_fixed_ports_stay(topology):
     first = resolve(topology)
     second = resolve(first)
     assert second == first
+
+
+def test_a_reserved_port_is_chosen_by_nobody_else_and_its_role_can_listen_there_again_and_again(topology):
+    with reserved(topology) as resolved:
+        for port in all_ports(resolved):
+            for _ in range(2):
+                with pytest.raises(OSError, match="in use"):
+                    _bind_alone(LOOPBACK, port)
+                socket.create_server((LOOPBACK, port)).close()
+    for port in all_ports(resolved):
+        _bind_alone(LOOPBACK, port).close()
 
 
 def test_a_fixed_port_that_is_in_use_is_refused_by_key(topology):

@@ -15,7 +15,7 @@ from pdd.cli.deploy.state import RoleKind, RoleStatus, RunDirectory, run_directo
 from pdd.cli.deploy.supervisor import RoleCommand, Supervisor, Timing
 from pdd.cli.quantities import format_memory
 from pdd.cli.topology.check import ROUTER_NAME
-from pdd.cli.topology.ports import resolve, write_resolved
+from pdd.cli.topology.ports import reserved, write_resolved
 from pdd.core.errors import ConfigError
 from pdd.core.topology import LOOPBACK, Address, EngineKind, Topology
 from pdd.core.units import Seconds
@@ -71,10 +71,9 @@ async def run_deployment(
             group if that happens later than that.
     """
     run = run_directory(state_root, topology.name)
-    with run.hold():
+    with run.hold(), reserved(topology) as resolved:
         run.status_file.unlink(missing_ok=True)
         run.set_old_logs_aside()
-        resolved = resolve(topology)
         for node in resolved.nodes:
             run.node_socket(node.name)
         _require_memory(resolved)

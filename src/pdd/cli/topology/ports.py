@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import random
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -22,7 +22,7 @@ _ATTEMPTS = 200
 
 
 class _Ports:
-    """Binds every port of a topology until all are chosen, so that none is chosen twice, then lets go of them."""
+    """Stays bound to every port of a topology, so that none is chosen twice, but doesn't listen: that is its role's right."""
 
     def __init__(self, held: ExitStack) -> None:
         self._held = held
@@ -31,7 +31,9 @@ class _Ports:
     def fixed(self, host: str, port: int, path: str) -> int:
         """Raises ConfigError if something listens there already."""
         try:
-            self._hold(host, port)
+            with _bind_shared(host, port) as probe:
+                probe.listen(1)
+            self._held.enter_context(_bind_shared(host, port))
         except OSError as error:
             raise ConfigError(
                 f"{path} = {port}: can't listen on {host}:{port}: {error.strerror or error}; give another port, or 0 "
@@ -43,7 +45,7 @@ class _Ports:
         for _ in range(_ATTEMPTS):
             port = self._random.randrange(_FIRST_PORT, _END_PORT)
             try:
-                self._hold(host, port)
+                self._held.enter_context(_bind_alone(host, port))
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     continue
@@ -51,13 +53,35 @@ class _Ports:
             return port
         raise ConfigError(f"found no free port on {host} between {_FIRST_PORT} and {_END_PORT}")
 
-    def _hold(self, host: str, port: int) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        holder = self._held.enter_context(socket.socket(family, socket.SOCK_STREAM))
-        # As the servers do: a port whose old connections still linger is free, one that someone listens on is not.
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+def _bind_shared(host: str, port: int) -> socket.socket:
+    """As the servers do: a port whose old connections still linger is free, one that someone listens on is not."""
+    with _closed_on_error(host) as holder:
+        _let_share(holder)
         holder.bind((host, port))
-        holder.listen(1)
+        return holder
+
+
+def _bind_alone(host: str, port: int) -> socket.socket:
+    """Only where nobody is bound, be it without listening; from then on a server may."""
+    with _closed_on_error(host) as holder:
+        holder.bind((host, port))
+        _let_share(holder)
+        return holder
+
+
+def _let_share(holder: socket.socket) -> None:
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
+@contextmanager
+def _closed_on_error(host: str) -> Generator[socket.socket]:
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        yield holder
+    except OSError:
+        holder.close()
+        raise
 
 
 def resolve(topology: Topology) -> Topology:
@@ -66,13 +90,26 @@ def resolve(topology: Topology) -> Topology:
     Raises:
         ConfigError: a fixed port is in use, or a host is none of this machine's.
     """
+    with reserved(topology) as resolved:
+        return resolved
+
+
+@contextmanager
+def reserved(topology: Topology) -> Generator[Topology]:
+    """Resolved, and while the context lives no other deployment is given one of these ports; roles can listen on them.
+
+    So a port is not lost between its choice and its use, nor while a role is started again.
+
+    Raises:
+        ConfigError: as ``resolve``.
+    """
     with ExitStack() as held:
         chosen = _Ports(held)
         # Fixed ports first: a free choice must not take one of them.
         for path, host, port in ports(topology):
             if port:
                 chosen.fixed(host, port, f"topology {topology.name!r}: {path}")
-        return _with_free_ports(topology, chosen)
+        yield _with_free_ports(topology, chosen)
 
 
 def _with_free_ports(topology: Topology, chosen: _Ports) -> Topology:
