@@ -57,8 +57,7 @@ test: install ## Everything: check, then contract and integration tests
 	$(BIN)/pytest tests/integration -q
 
 test-vllm: install-vllm ## What needs vLLM: its engine held to every engine's contract, and whole deployments of it
-	$(VLLM_BIN)/pytest tests/contract -k vllm -q
-	$(VLLM_BIN)/pytest tests/vllm -q
+	$(VLLM_BIN)/pytest tests/contract tests/vllm -k vllm -q
 
 bench: install ## Runs the benchmarks; tables to stdout, JSON to build/benchmarks
 	$(BIN)/python -m benchmarks
