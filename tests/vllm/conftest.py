@@ -4,7 +4,8 @@ A test imports vLLM inside itself or its fixtures, never at the top of its modul
 tests are collected a warning is an error.
 """
 
-from collections.abc import AsyncGenerator
+import os
+from collections.abc import AsyncGenerator, Generator
 from importlib.util import find_spec
 
 import pytest
@@ -24,6 +25,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(f"default::{kind}"))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment_as_it_was() -> Generator[None]:
+    """An engine made in this process has vLLM say how to start processes, in the environment that later deployments get."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")
