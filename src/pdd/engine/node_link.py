@@ -68,21 +68,28 @@ class OfferedBlocks:
 
 
 Knock = Callable[[ConnectStore], "Future[BlockStore[Any, Any]]"]
-"""Connects without making the caller wait."""
+"""Connects to a node that hung; how long the caller waits is the link's owner's choice."""
 
 
 def knock_in_thread(connect: ConnectStore) -> Future[BlockStore[Any, Any]]:
     """Connects on a thread that ends when ``connect`` does."""
     outcome: Future[BlockStore[Any, Any]] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(connect())
-        except Exception as error:  # noqa: BLE001 (the thread's edge: whoever takes the outcome gets it)
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, name="pdd-node-knock", daemon=True).start()
+    threading.Thread(target=_connect_into, args=(outcome, connect), name="pdd-node-knock", daemon=True).start()
     return outcome
+
+
+def knock_here(connect: ConnectStore) -> Future[BlockStore[Any, Any]]:
+    """Connects at once, for a link on whose thread nobody but its own request waits."""
+    outcome: Future[BlockStore[Any, Any]] = Future()
+    _connect_into(outcome, connect)
+    return outcome
+
+
+def _connect_into(outcome: Future[BlockStore[Any, Any]], connect: ConnectStore) -> None:
+    try:
+        outcome.set_result(connect())
+    except Exception as error:  # noqa: BLE001 (the thread's edge: whoever takes the outcome gets it)
+        outcome.set_exception(error)
 
 
 class NodeLink:

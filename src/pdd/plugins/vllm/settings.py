@@ -18,15 +18,16 @@ from pdd.core.ids import WorkerId
 from pdd.core.kv_format import DType, KvFormat
 from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
-from pdd.engine.node_link import NodeLink
+from pdd.engine.node_link import Knock, NodeLink, knock_here, knock_in_thread
 from pdd.kvnode.local import LocalNode
 
 SAMPLING_PROCESSOR = "pdd.plugins.vllm.sampling:PositionKeyedSampling"
 _WHERE = "kv_connector_extra_config"
 _NODE_TIMEOUT = Seconds(0.5)
 """A node answers within a millisecond. One that hangs makes all streams of its engine wait for so long, once."""
-_LOADER_NODE_TIMEOUT = Seconds(2.0)
-"""For a loader only its own request waits; on a machine short of cores, computing anew costs more than patience."""
+_LOADER_NODE_TIMEOUT = Seconds(1.0)
+"""For a loader only its own request waits; on a machine short of cores, computing anew costs more than patience. Longer than
+this, and the link would leave a node alone that hung only once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +59,17 @@ class ConnectorSettings:
 
     def make_link(self) -> NodeLink:
         """For a thread that the engine waits for; each thread needs one of its own."""
-        return self._link(_NODE_TIMEOUT)
+        return self._link(_NODE_TIMEOUT, knock_in_thread)
 
     def make_loader_link(self) -> NodeLink:
-        """For a thread that only loads."""
-        return self._link(_LOADER_NODE_TIMEOUT)
+        """For a thread that only loads: after a hang it had better wait than find no node, which has a prompt computed anew."""
+        return self._link(_LOADER_NODE_TIMEOUT, knock_here)
 
-    def _link(self, timeout: Seconds) -> NodeLink:
+    def _link(self, timeout: Seconds, knock: Knock) -> NodeLink:
         kv_format, owner = self.kv_format, WorkerId(self.engine)
-        return NodeLink(lambda: LocalNode.connect(self.node_socket, kv_format, owner=owner, timeout=timeout))
+        return NodeLink(
+            lambda: LocalNode.connect(self.node_socket, kv_format, owner=owner, timeout=timeout), knock=knock
+        )
 
 
 def read_settings(vllm_config: Any) -> ConnectorSettings:
