@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
+from pdd.cli.environment import set_defaults
 from pdd.cli.roles.command import RoleContext
 from pdd.cli.topology.check import block_tokens_of
 from pdd.core.errors import ConfigError
@@ -92,9 +93,7 @@ async def _serve_vllm(context: RoleContext, table: EngineTable) -> None:
     from pdd.plugins.vllm.server import START_METHOD, VLLM_ENVIRONMENT, require_vllm, serve_vllm
 
     device = require_vllm()
-    # Before vLLM is imported, or it is too late; what the user has set stays.
-    for name, value in VLLM_ENVIRONMENT[device].items():
-        os.environ.setdefault(name, value)
+    set_defaults(VLLM_ENVIRONMENT[device])
     launch = await asyncio.to_thread(_vllm_launch, context, table, device)
     await serve_vllm(
         launch,
@@ -189,9 +188,7 @@ async def _embedded(
 ) -> AsyncGenerator[_RunningEngine]:
     from pdd.engine.embedded.environment import TORCH_ENVIRONMENT
 
-    # Before torch is imported, or it is too late; what the user has set stays.
-    for name, value in TORCH_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    set_defaults(TORCH_ENVIRONMENT)
     from pdd.engine.embedded.engine import EmbeddedSettings, open_embedded_engine
     from pdd.kvnode.local import LocalNode
 

@@ -41,9 +41,10 @@ def add_commands(commands: Subparsers) -> None:
         help="prove that relayed answers are the same, token for token",
         description="Starts a deployment without its slow line, and compares answers token for token with those of one "
         "unbroken engine: direct, handed over at once after 1 to 100 tokens, and in batches; greedy and seeded. "
-        "Each request has cold caches. Half a minute a prompt on two cores, with vLLM a minute and a half; exit code 1 unless all are exact. Where the engines are of two kinds (--engine mixed) both ways round "
-        "are tried, one after the other, and an answer may differ from a near tie of the unbroken engine on, where its "
-        "two best tokens' scores are less than 0.001 apart.",
+        "Each request has cold caches. Half a minute a prompt on two cores, with vLLM a minute and a half; exit code 1 "
+        "unless all are exact. Where the engines are of two kinds (--engine mixed) both ways round are tried, one after "
+        "the other, and an answer may differ from a near tie of the unbroken engine on, where its two best tokens' "
+        "scores are less than 0.001 apart.",
         epilog="With --json: prompts, requests, relays, exact_rate, near_ties, mismatches, per_case, per_direction, seconds.",
     )
     parser.add_argument("--prompts", type=int, default=6, metavar="N", help="how many prompts (default: %(default)s)")

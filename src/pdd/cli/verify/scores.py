@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pdd.cli.environment import set_defaults
 from pdd.core.errors import ConfigError, WorkerFailed
 from pdd.core.ids import Salt, TokenId
 from pdd.core.request import Role
@@ -80,9 +80,7 @@ class EmbeddedScores:
     def _model(self) -> LoneModel:
         from pdd.engine.embedded.environment import TORCH_ENVIRONMENT
 
-        # Before torch is imported, or it is too late; what the user has set stays.
-        for name, value in TORCH_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        set_defaults(TORCH_ENVIRONMENT)
         from pdd.engine.embedded.alone import LoneModel
 
         topology = self._topology

@@ -196,8 +196,9 @@ class SchedulerSide:
         A block that failed may be reported before the load that it belongs to.
         """
         if failed_blocks:
+            failed = frozenset(failed_blocks)
             for sequence in self._sequences.values():
-                if sequence.load is not None and not frozenset(failed_blocks).isdisjoint(sequence.load.cache_blocks):
+                if sequence.load is not None and not failed.isdisjoint(sequence.load.cache_blocks):
                     sequence.load_failed = True
         for request_id in ended:
             sequence = self._sequences.get(request_id)
