@@ -8,8 +8,8 @@ from importlib.util import find_spec
 import pytest
 
 from pdd.cli.deploy.forking import ForkServers
-from pdd.core.ids import WorkerId
-from pdd.core.kv_format import DType, uniform_attention_format
+from pdd.core.ids import NodeId, WorkerId
+from pdd.core.kv_format import DType, KvFormat, uniform_attention_format
 from pdd.core.topology import LOOPBACK, Address
 from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
@@ -27,10 +27,11 @@ class EngineUnderTest:
     address: Address
     model: str
     max_model_tokens: int
-    block_tokens: int
+    kv_format: KvFormat
     vocab_size: int
     max_running: int
     long_answer: int
+    node: NodeId | None = None
     prompt: tuple[int, ...] = tuple(range(20, 55))
 
 
@@ -50,7 +51,7 @@ async def scripted(_forks: ForkServers) -> AsyncGenerator[EngineUnderTest]:
             address=address,
             model="script",
             max_model_tokens=100_000,
-            block_tokens=16,
+            kv_format=kv_format,
             vocab_size=script.vocab_size,
             max_running=script.max_running,
             long_answer=90_000,
@@ -81,7 +82,7 @@ async def embedded(_forks: ForkServers) -> AsyncGenerator[EngineUnderTest]:
             address=address,
             model=model.name,
             max_model_tokens=model.max_model_tokens,
-            block_tokens=settings.block_tokens,
+            kv_format=model.kv_format(settings.block_tokens),
             vocab_size=model.vocab_size,
             max_running=settings.max_batch,
             long_answer=settings.max_model_tokens - 100,
@@ -98,10 +99,11 @@ async def vllm(forks: ForkServers) -> AsyncGenerator[EngineUnderTest]:
             address=process.address,
             model=MODEL,
             max_model_tokens=topology.max_model_tokens,
-            block_tokens=topology.block_tokens,
+            kv_format=model.kv_format(topology.block_tokens),
             vocab_size=model.vocab_size,
             max_running=4,
             long_answer=topology.max_model_tokens - 100,
+            node=NodeId("node-p"),
         )
 
 

@@ -13,6 +13,7 @@ from pdd.core.ids import RequestId, Salt, WorkerId
 from pdd.core.request import GREEDY, FinishReason, Generation, Sampling, TokenSpan
 from pdd.engine.http.client import HttpEngineClient
 from pdd.engine.http.contract import SpanContract
+from pdd.engine.noise import SAMPLING_VERSION
 from tests.contract.engine_factories import FACTORIES, START_PATIENCE, EngineUnderTest
 
 pytestmark = pytest.mark.anyio
@@ -227,6 +228,8 @@ async def test_info_describes_the_engine(served: Served):
     info, under_test = await served.client.info(), served.under_test
     assert info.model == under_test.model
     assert info.max_model_tokens == under_test.max_model_tokens
-    assert info.block_tokens == under_test.block_tokens
+    assert info.kv_format == under_test.kv_format.description
+    assert info.sampling_version == SAMPLING_VERSION
+    assert info.node == under_test.node
     assert info.instance
     assert await served.client.info() == info

@@ -17,11 +17,13 @@ from pdd.core.topology import LOOPBACK
 from pdd.core.units import Bytes, Seconds
 from pdd.engine.base import EngineClient, EngineInfo
 from pdd.engine.http.server import ServerLimits, serve_engine
+from pdd.engine.noise import SAMPLING_VERSION
 from pdd.engine.scripted.engine import Faults, Garbage, Script, ScriptedEngine, scripted_answer
 from tests.unit.engine.scripted_support import FORMAT, wait_for_open
 
 pytestmark = pytest.mark.anyio
 GENERATE = "/inference/v1/generate"
+INFO = EngineInfo(model="m", max_model_tokens=100, kv_format=None, sampling_version=None, node=None, instance="i")
 FAST = {"prefill_tokens_per_s": 1e9, "token_interval": Seconds(0.0), "vocab_size": 1000}
 
 
@@ -105,7 +107,14 @@ async def test_it_describes_its_model_and_health():
         assert models["data"][0]["max_model_len"] == 131_072
         async with session.get("/pdd/v1/info") as response:
             info = await response.json()
-        assert info == {"model": "script", "max_model_tokens": 131_072, "block_tokens": 4, "instance": "scripted-1"}
+        assert info == {
+            "model": "script",
+            "max_model_tokens": 131_072,
+            "kv_format": FORMAT.description,
+            "sampling_version": SAMPLING_VERSION,
+            "node": None,
+            "instance": "scripted-1",
+        }
         async with session.get("/health") as response:
             assert response.status == 200
         engine.die()
@@ -168,7 +177,7 @@ async def test_an_error_after_a_keep_alive_is_an_event_with_the_status_that_it_w
         worker = WorkerId("late")
 
         async def info(self) -> EngineInfo:
-            return EngineInfo(model="m", max_model_tokens=100, block_tokens=4, instance="i")
+            return INFO
 
         async def generate(self, generation: Generation) -> AsyncGenerator[TokenSpan]:
             await asyncio.sleep(0.05)
@@ -187,7 +196,7 @@ async def test_an_unexpected_exception_is_logged_and_shows_no_traceback(caplog: 
         worker = WorkerId("broken")
 
         async def info(self) -> EngineInfo:
-            return EngineInfo(model="m", max_model_tokens=100, block_tokens=4, instance="i")
+            return INFO
 
         async def generate(self, generation: Generation) -> AsyncGenerator[TokenSpan]:
             raise ZeroDivisionError("secret detail")

@@ -700,7 +700,7 @@ async def test_health_says_who_is_up_and_whether_a_request_could_be_served():
             Health(
                 can_serve=False,
                 roles={Role.PREFILL: WorkerCount(up=0, configured=1)},
-                workers={WorkerId("P"): WorkerHealth(up=False, requests=2, breaker="open")},
+                workers={WorkerId("P"): WorkerHealth(up=False, requests=2, breaker="open", reason="gone")},
                 num_served=3,
                 num_queued=4,
             )
@@ -709,7 +709,7 @@ async def test_health_says_who_is_up_and_whether_a_request_could_be_served():
             assert (response.status, response.headers["Retry-After"]) == (503, "1")
             body = await response.json()
             assert body["roles"] == {"prefill": {"up": 0, "configured": 1}}
-            assert body["workers"] == {"P": {"up": False, "requests": 2, "breaker": "open"}}
+            assert body["workers"] == {"P": {"up": False, "requests": 2, "breaker": "open", "reason": "gone"}}
             assert body["requests"] == {"served": 3, "queued": 4}
 
 

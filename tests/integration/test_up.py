@@ -135,7 +135,7 @@ def test_status_is_one_object_asked_of_live_processes(state):
         assert {name: role["pid"] for name, role in roles.items()} == running.pids
         assert roles["node-md"]["details"]["capacity_blocks"] > 0
         assert roles["wan"]["details"]["rate_bits_per_s"] == 20e6
-        assert roles["MD"]["details"]["block_tokens"] == 16
+        assert roles["MD"]["details"]["node"] == "node-md"
         assert roles["router"]["details"]["status"] == "ok"
         text = run("status", state=state)
         assert text.returncode == 0

@@ -12,7 +12,7 @@ from typing import BinaryIO, NoReturn
 
 import msgspec
 
-from pdd.core.errors import ConfigError, InvalidRequest, PddError, Unauthorized
+from pdd.core.errors import ConfigError, Incompatible, InvalidRequest, PddError, Unauthorized
 
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
@@ -63,8 +63,9 @@ def message_of(error: BaseException) -> str:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """2 for bad input, 1 for everything else that went wrong."""
-    return EXIT_BAD_INPUT if isinstance(error, ConfigError | InvalidRequest | Unauthorized) else EXIT_FAILURE
+    """2 for bad input, also that of two roles which contradict each other; 1 for everything else that went wrong."""
+    bad_input = isinstance(error, ConfigError | Incompatible | InvalidRequest | Unauthorized)
+    return EXIT_BAD_INPUT if bad_input else EXIT_FAILURE
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -6,17 +6,24 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
-from pdd.core.ids import WorkerId
+from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Generation, TokenSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What a ready engine says about itself. ``instance`` differs after each restart of its process."""
+    """What a ready engine says about itself: what it must agree on with its router, and who it is.
+
+    ``kv_format`` describes the blocks that it exchanges (``KvFormat.description``), ``node`` is where it does so, and
+    ``sampling_version`` is how it draws tokens (``engine.noise``); None where an engine doesn't say. ``instance`` differs
+    after each restart of its process.
+    """
 
     model: str
     max_model_tokens: int
-    block_tokens: int
+    kv_format: str | None
+    sampling_version: int | None
+    node: NodeId | None
     instance: str
 
 

@@ -3,7 +3,7 @@
 The noise is *stateless*: a hash of (seed, choice, position, token id) and of nothing else, so it does not matter who
 computed the positions before, nor in how many pieces. All arithmetic is in float64, where the last bits in which two
 float32 forward passes may differ weigh nothing beside the noise. Needs numpy only: router, scripted engine, embedded
-engine and plugins share this one module. Changing any constant changes every seeded answer.
+engine and plugins share this one module.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ from pdd.core.request import Sampling
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
+
+SAMPLING_VERSION = 1
+"""Engines of another version draw other tokens from the same logits: a hand-off between the two would change the answer.
+Raise it with any change of the tokens that a seed leads to.
+"""
 
 _MASK = (1 << 64) - 1
 # The increment and multipliers of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",

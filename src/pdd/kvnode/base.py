@@ -159,5 +159,10 @@ class NodeClient(Protocol):
         ...
 
     async def stats(self) -> NodeStats:
-        """Raises NodeFailed when the node does not answer."""
+        """Asks for the node's books; also the health check.
+
+        Raises:
+            NodeFailed: the node does not answer.
+            Incompatible: it answers, but with another KV format, name or version than this router's.
+        """
         ...

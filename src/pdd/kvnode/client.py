@@ -195,8 +195,7 @@ class TcpNodeClient:
             self._lose_session(_Failure(ErrorKind.NODE_FAILED, f"node {self._node!r} is not available: {error}"))
             return self._settings.retry_delay
         except Incompatible as error:
-            # For callers a node that is of no use is one that is not there: it may be replaced as long as they live.
-            self._lose_session(_Failure(ErrorKind.NODE_FAILED, f"node {self._node!r} can't be used: {error}"))
+            self._lose_session(_Failure(ErrorKind.INCOMPATIBLE, f"node {self._node!r} can't be used: {error}"))
             return self._settings.incompatible_retry_delay
         finally:
             self._attempted.set()
@@ -266,7 +265,8 @@ class TcpNodeClient:
     async def _current(self) -> _Session:
         await self._attempted.wait()
         if self._session is None:
-            raise self._failure.error()
+            # For callers a node that is of no use is one that is not there: it may be replaced as long as they live.
+            raise NodeFailed(self._failure.reason)
         return self._session
 
     # --- NodeClient
@@ -321,7 +321,10 @@ class TcpNodeClient:
             session.outbox.put(EndWatch(watch=watch.watch))
 
     async def stats(self) -> NodeStats:
-        session = await self._current()
+        await self._attempted.wait()
+        if self._session is None:
+            raise self._failure.error()
+        session = self._session
         self._num_questions += 1
         number = self._num_questions
         stream = session.stats[number] = _Stream[StatsAnswer]()

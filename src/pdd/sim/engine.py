@@ -20,6 +20,7 @@ from pdd.core.units import Bytes, Seconds
 from pdd.engine.base import EngineInfo
 from pdd.engine.block_store import ConnectStore
 from pdd.engine.node_link import NodeLink, OfferedBlocks
+from pdd.engine.noise import SAMPLING_VERSION
 from pdd.policy.batching import BatchingLimits
 from pdd.sim.engine_batch import Admission, Batch, Job, Phase
 from pdd.sim.engine_cache import Claim, EngineCache
@@ -125,7 +126,9 @@ class ModelledEngine:
         return EngineInfo(
             model=self._kv_format.model,
             max_model_tokens=self._limits.max_model_tokens,
-            block_tokens=self._kv_format.block_tokens,
+            kv_format=self._kv_format.description,
+            sampling_version=SAMPLING_VERSION,
+            node=None,
             instance=f"{self._worker}-{self._num_lives}",
         )
 

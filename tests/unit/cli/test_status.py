@@ -87,17 +87,17 @@ def test_engines_are_shown_as_the_router_sees_them_too():
     health = HEALTH | {
         "requests": {"served": 5, "queued": 2},
         "workers": {
-            "P": {"up": True, "requests": 1, "breaker": "closed"},
-            "RLD": {"up": True, "requests": 4, "breaker": "half_open"},
-            "MD": {"up": False, "requests": 0, "breaker": "open"},
+            "P": {"up": True, "requests": 1, "breaker": "closed", "reason": None},
+            "RLD": {"up": True, "requests": 4, "breaker": "half_open", "reason": None},
+            "MD": {"up": False, "requests": 0, "breaker": "open", "reason": "takes 1 tokens, this deployment 2"},
         },
     }
     engines = [(role(RoleKind.ENGINE, name), ENGINE) for name in ("P", "RLD", "MD")]
-    *shown_engines, router = shown(*engines, (role(RoleKind.ROUTER, "router"), health), width=120)[2:]
+    *shown_engines, router = shown(*engines, (role(RoleKind.ROUTER, "router"), health), width=160)[2:]
     assert [line.split(maxsplit=4)[4] for line in shown_engines] == [
         "prefill in A, at node-p, 1 request",
         "relay decode in A, at node-rld, 4 requests, breaker half-open",
-        "main decode in B, at node-md, down for the router, breaker open",
+        "main decode in B, at node-md, down for the router: takes 1 tokens, this deployment 2, breaker open",
     ]
     assert router.endswith("ok, engines up: 1/1 P, 1/1 RLD, 1/1 MD, 5 served, 2 queued")
 

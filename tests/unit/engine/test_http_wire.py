@@ -14,6 +14,7 @@ from pdd.core.errors import (
     UnknownModel,
     WorkerFailed,
 )
+from pdd.core.ids import NodeId
 from pdd.core.request import FinishReason, Sampling, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
@@ -23,7 +24,14 @@ from pdd.engine.http.wire_reply import decode_event, decode_info, encode_info, e
 from pdd.engine.http.wire_request import decode_body, encode_generation, read_generation
 from tests.unit.engine.scripted_support import SEEDED, generation
 
-INFO = EngineInfo(model="m", max_model_tokens=100, block_tokens=16, instance="i")
+INFO = EngineInfo(
+    model="m",
+    max_model_tokens=100,
+    kv_format="m@1|block=16|kv:float32[2x1x4]",
+    sampling_version=1,
+    node=NodeId("node"),
+    instance="i",
+)
 
 
 @pytest.mark.parametrize("sampling", [SEEDED, replace(SEEDED, top_k=None, choice=3, seed=2**63 - 1)])

@@ -1,8 +1,10 @@
+import hashlib
+
 import numpy as np
 import pytest
 
 from pdd.core.request import GREEDY, Sampling
-from pdd.engine.noise import _mix_int, choose_token, gumbel_noise, score_tokens
+from pdd.engine.noise import SAMPLING_VERSION, _mix_int, choose_token, gumbel_noise, score_tokens
 
 
 def _sampling(*, temperature=1.0, top_k=None, top_p=1.0, seed=7, choice=0) -> Sampling:
@@ -27,6 +29,16 @@ def test_the_mixer_is_the_published_splitmix64():
 def test_pinned_values_hold_because_every_seeded_answer_depends_on_them(seed, choice, position, token_id, expected):
     noise = gumbel_noise(seed=seed, choice=choice, position=position, token_ids=[token_id])
     assert noise == pytest.approx([expected], rel=1e-14)
+
+
+def test_engines_of_one_version_draw_the_same_tokens():
+    logits = np.sin(np.arange(512) * 0.37) * 4
+    options = [
+        _sampling(temperature=t, top_k=k, top_p=p, seed=9) for t in (0.5, 2.0) for k in (None, 40) for p in (0.9, 1.0)
+    ]
+    drawn = [choose_token(logits, sampling, position=position) for sampling in options for position in range(100)]
+    digest = hashlib.sha256(np.asarray(drawn, dtype="<u4").tobytes()).hexdigest()[:16]
+    assert (SAMPLING_VERSION, digest) == (1, "e0a65cda2bdfdb21"), "other draws are another version"
 
 
 def test_a_subset_of_the_vocabulary_gets_the_same_noise_as_the_whole():

@@ -13,7 +13,7 @@ from pdd.engine.base import EngineInfo
 from pdd.engine.http.errors import reply_to
 from pdd.engine.http.wire_request import decode_body, read_generation
 
-INFO = EngineInfo(model="m", max_model_tokens=100, block_tokens=16, instance="i")
+INFO = EngineInfo(model="m", max_model_tokens=100, kv_format=None, sampling_version=None, node=None, instance="i")
 
 
 def read(changes: dict[str, Any] | None = None, sampling: dict[str, Any] | None = None) -> Generation:

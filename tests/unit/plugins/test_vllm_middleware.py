@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +10,13 @@ import pytest
 
 from pdd.core.errors import WorkerFailed
 from pdd.core.units import Seconds
+from pdd.engine.catalog import find_model
 from pdd.engine.http.sse import DONE, KEEP_ALIVE, encode_event
 from pdd.engine.http.wire_reply import decode_event, decode_info
 from pdd.engine.http.wire_request import GENERATE_PATH, encode_generation
+from pdd.engine.noise import SAMPLING_VERSION
 from pdd.plugins.vllm.middleware import AsgiApp, DescribeEngine, Message, Receive, Scope, Send
+from pdd.plugins.vllm.settings import SAMPLING_PROCESSOR
 from tests.unit.engine.scripted_support import SEEDED, generation
 
 pytestmark = pytest.mark.anyio
@@ -23,8 +26,16 @@ EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
 class Server:
     """What vLLM keeps in its application's state."""
 
-    def __init__(self, *, connector: dict[str, Any] | None = None, errored: bool = False) -> None:
-        model = SimpleNamespace(served_model_name="m", max_model_len=100, get_vocab_size=lambda: 1000)
+    def __init__(
+        self, *, connector: dict[str, Any] | None = None, processors: Sequence[str] | None = None, errored: bool = False
+    ) -> None:
+        model = SimpleNamespace(
+            model="tiny-random-32",
+            served_model_name="m",
+            max_model_len=100,
+            logits_processors=processors,
+            get_vocab_size=lambda: 1000,
+        )
         transfer = None if connector is None else SimpleNamespace(kv_connector_extra_config=connector)
         config = SimpleNamespace(model_config=model, kv_transfer_config=transfer)
         self.state = SimpleNamespace(engine_client=SimpleNamespace(errored=errored, vllm_config=config))
@@ -92,8 +103,16 @@ async def described(server: Server, middleware: DescribeEngine | None = None) ->
 
 async def test_it_describes_the_engine():
     info = decode_info((await described(Server())).body)
-    assert (info.model, info.max_model_tokens, info.block_tokens) == ("m", 100, 16)
-    assert decode_info((await described(Server(connector={"block_tokens": 64}))).body).block_tokens == 64
+    assert (info.model, info.max_model_tokens) == ("m", 100)
+    assert (info.kv_format, info.sampling_version, info.node) == (None, None, None), "it has none of ours"
+
+
+async def test_it_says_what_its_connector_exchanges_and_how_its_processor_draws():
+    connector = {"node_socket": "/s", "block_tokens": 64, "node": "node-md"}
+    server = Server(connector=connector, processors=["theirs", SAMPLING_PROCESSOR])
+    info = decode_info((await described(server)).body)
+    assert info.kv_format == find_model("tiny-random-32").kv_format(64).description
+    assert (info.sampling_version, info.node) == (SAMPLING_VERSION, "node-md")
 
 
 async def test_each_process_is_another_instance_and_stays_it():

@@ -80,6 +80,7 @@ def test_the_connector_is_told_its_node_and_the_names_of_model_and_engine():
         "kv_dtype": "float32",
         "block_tokens": 16,
         "engine": "MD",
+        "node": "node-md",
     }
 
 

@@ -46,7 +46,9 @@ class ToldEngine:
         if self.hangs:
             await asyncio.Event().wait()
         await asyncio.sleep(0.001)
-        return EngineInfo(model="m", max_model_tokens=100, block_tokens=16, instance=str(self.life))
+        return EngineInfo(
+            model="m", max_model_tokens=100, kv_format=None, sampling_version=None, node=None, instance=str(self.life)
+        )
 
     async def generate(self, generation: Generation) -> AsyncGenerator[TokenSpan]:
         self.num_open += 1

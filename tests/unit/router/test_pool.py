@@ -2,27 +2,41 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pdd.core.errors import Unavailable
+from pdd.core.errors import Incompatible, NodeFailed, PddError, Unavailable
 from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Generation, Role, TokenSpan
 from pdd.core.topology import HealthTable, PlacementRule
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.engine.base import EngineInfo
+from pdd.engine.noise import SAMPLING_VERSION
+from pdd.kvnode.base import NodeStats
 from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.policy.health import BreakerState
 from pdd.router.clock import LoopClock
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.transfers.lines import LineBook
+from pdd.router.driver.workers.agreement import Agreement
 from pdd.router.driver.workers.directory import BlockDirectory
 from pdd.router.driver.workers.placement import Placement
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.worker import Seat, Worker
 from pdd.sim.loop import run
 from tests.support.worlds import KV_FORMAT
+
+INFO = EngineInfo(
+    model="m",
+    max_model_tokens=64,
+    kv_format=KV_FORMAT.description,
+    sampling_version=SAMPLING_VERSION,
+    node=NodeId("node"),
+    instance="a-1",
+)
+AGREEMENT = Agreement(model="m", max_model_tokens=64, kv_format=KV_FORMAT)
 
 
 class SwitchedEngine:
@@ -32,6 +46,7 @@ class SwitchedEngine:
         self.worker = WorkerId(name)
         self.up = True
         self.hangs = False
+        self.says = INFO
         self.life = 1
         self.checks = 0
 
@@ -41,7 +56,7 @@ class SwitchedEngine:
             await asyncio.Event().wait()
         if not self.up:
             raise Unavailable("switched off", retry_after_s=Seconds(1.0))
-        return EngineInfo(model="m", max_model_tokens=100, block_tokens=16, instance=f"{self.worker}-{self.life}")
+        return replace(self.says, instance=f"{self.worker}-{self.life}")
 
     async def generate(self, generation: Generation) -> AsyncGenerator[TokenSpan]:
         raise AssertionError(f"nobody asked for {generation}")
@@ -62,12 +77,16 @@ def place_by_load(pool: Pool) -> Placement:
 
 class Deployment:
     def __init__(
-        self, *names: str, role: Role = Role.MAIN_DECODE, model: str | None = None, health: HealthTable | None = None
+        self,
+        *names: str,
+        role: Role = Role.MAIN_DECODE,
+        agreement: Agreement | None = None,
+        health: HealthTable | None = None,
     ) -> None:
         self.node = MemoryNetwork(KV_FORMAT).add(NodeId("node"), capacity=4)
         self.engines = {name: SwitchedEngine(name) for name in names}
         workers = [Worker(engine=e, node=self.node, role=role, cluster="A") for e in self.engines.values()]
-        self.pool = Pool(workers, DriverSettings(health=health or HealthTable()), LoopClock(), model=model)
+        self.pool = Pool(workers, DriverSettings(health=health or HealthTable()), LoopClock(), agreement=agreement)
         self.placement = place_by_load(self.pool)
 
     def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -247,26 +266,74 @@ def test_whoever_waits_at_a_worker_is_told_at_once_and_once_when_it_is_down() ->
     deployment.play(scene)
 
 
-def test_a_worker_that_serves_another_model_is_down_and_says_why() -> None:
-    deployment = Deployment("a", model="other")
+def why_down(deployment: Deployment) -> str | None:
+    (status,) = deployment.pool.status()
+    return status.why_down
+
+
+def test_a_worker_that_disagrees_with_the_deployment_is_down_and_says_why() -> None:
+    deployment = Deployment("a", agreement=replace(AGREEMENT, model="n"))
 
     async def scene() -> None:
         assert deployment.take() is None
-        (status,) = deployment.pool.status()
-        assert status.why_down == "it serves model 'm', not 'other'"
+        assert why_down(deployment) == "serves model 'm', this deployment 'n'"
+
+    deployment.play(scene)
+
+
+def test_one_that_agreed_and_comes_back_as_another_is_down_until_it_agrees_again() -> None:
+    deployment = Deployment("a", agreement=AGREEMENT)
+    engine = deployment.engines["a"]
+
+    async def scene() -> None:
+        seat = deployment.sit()
+        engine.life, engine.says = 2, replace(INFO, sampling_version=SAMPLING_VERSION + 1)
+        await asyncio.sleep(1.5)
+        assert seat.down
+        assert deployment.take() is None
+        engine.life, engine.says = 3, INFO
+        await asyncio.sleep(1.5)
+        assert deployment.take() == "a"
+
+    deployment.play(scene)
+
+
+def test_the_workers_of_a_node_that_disagrees_are_down_until_it_agrees_or_is_away() -> None:
+    deployment = Deployment("a", agreement=AGREEMENT)
+    books = deployment.node.stats
+    stats: list[NodeStats | PddError] = []
+
+    async def told() -> NodeStats:
+        if isinstance(stats[-1], PddError):
+            raise stats[-1]
+        return stats[-1]
+
+    async def scene() -> None:
+        right = await books()
+        deployment.node.stats = told  # type: ignore[method-assign]
+        for says, why in (
+            (Incompatible("KV formats differ"), "KV formats differ"),
+            (right, None),
+            (replace(right, capacity_blocks=3), "node node holds 3 blocks, a request of this deployment may need 4"),
+            (NodeFailed("away"), None),
+        ):
+            stats.append(says)
+            await asyncio.sleep(2.5)
+            assert why_down(deployment) == why
+            assert (deployment.take() == "a") is (why is None)
 
     deployment.play(scene)
 
 
 def test_why_a_worker_is_not_up_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    deployment = Deployment("a", model="other")
+    deployment = Deployment("a", agreement=replace(AGREEMENT, model="other"))
 
     async def scene() -> None:
         await asyncio.sleep(10.0)
 
     deployment.play(scene)
     logged = [record.getMessage() for record in caplog.records if "worker_not_up" in record.getMessage()]
-    assert logged == ["worker_not_up worker=a role=main_decode reason=it serves model 'm', not 'other'"]
+    assert logged == ["worker_not_up worker=a role=main_decode reason=serves model 'm', this deployment 'other'"]
 
 
 def test_load_is_counted_over_those_that_are_up() -> None:
@@ -423,7 +490,7 @@ def test_an_answer_that_was_on_its_way_when_the_worker_failed_does_not_clear_it(
 
         async def slow_info() -> EngineInfo:
             await asyncio.sleep(0.5)
-            return EngineInfo(model="m", max_model_tokens=100, block_tokens=16, instance="a-1")
+            return INFO
 
         engine.info = slow_info  # type: ignore[method-assign]
         await asyncio.sleep(1.2)  # a check is on its way now

@@ -9,7 +9,7 @@ from typing import IO
 import msgspec
 
 from pdd.cli.deploy.processes import kill_group
-from pdd.core.errors import ConfigError
+from pdd.core.errors import ConfigError, PddError
 
 ORPHAN_EXIT_CODE = 3
 
@@ -51,7 +51,7 @@ class ReadySignal:
         """Later calls change nothing: a role is ready once."""
         self._send(RoleReport(ready=True))
 
-    def refuse(self, error: ConfigError) -> None:
+    def refuse(self, error: PddError) -> None:
         """The configuration is wrong: starting this role again can't help."""
         self._send(RoleReport(config_error=str(error)))
 

@@ -218,7 +218,7 @@ def _describe_worker(worker: dict[str, Any]) -> list[str]:
     requests, breaker = worker["requests"], worker["breaker"].replace("_", "-")
     return [
         *([_count(requests, "request")] if requests else []),
-        *([] if worker["up"] else ["down for the router"]),
+        *([] if worker["up"] else [f"down for the router: {worker['reason']}"]),
         *([] if breaker == "closed" else [f"breaker {breaker}"]),
     ]
 

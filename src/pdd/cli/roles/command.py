@@ -22,7 +22,7 @@ from pdd.cli.deploy.lifeline import ReadySignal, watch_lifeline
 from pdd.cli.deploy.state import RoleKind, RunDirectory, default_state_root, run_directory
 from pdd.cli.options import Subparsers, add_insecure_plaintext, add_state_dir
 from pdd.cli.output import exit_code_of, root_cause, show_error
-from pdd.core.errors import ConfigError
+from pdd.core.errors import ConfigError, Incompatible
 from pdd.core.topology import EngineKind, Topology
 from pdd.transport.flood import LoopErrorLog
 
@@ -131,7 +131,7 @@ def _raise_descriptor_limit() -> None:
 
 
 def _fail(error: BaseException, ready: ReadySignal) -> int:
-    if isinstance(error, ConfigError):
+    if isinstance(error, ConfigError | Incompatible):
         ready.refuse(error)
         show_error(error, as_json=False)
     else:

@@ -172,6 +172,7 @@ async def _scripted(
         max_model_tokens=context.topology.max_model_tokens,
         cache_tokens=table.cache_tokens,
         model=model.name,
+        node=table.node,
         instance=secrets.token_hex(8),
         connect_store=lambda: LocalNode.connect(socket, kv_format, owner=table.name, timeout=_NODE_TIMEOUT),
     )
@@ -196,6 +197,7 @@ async def _embedded(
     settings = EmbeddedSettings(
         worker=table.name,
         model=model,
+        node=table.node,
         block_tokens=kv_format.block_tokens,
         cache_tokens=table.cache_tokens,
         max_model_tokens=context.topology.max_model_tokens,

@@ -26,6 +26,7 @@ from pdd.router.clock import LoopClock
 from pdd.router.driver.figures import read_router
 from pdd.router.driver.service import Driver
 from pdd.router.driver.settings import driver_settings, nominal_rates
+from pdd.router.driver.workers.agreement import Agreement
 from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.events import EventSink
 from pdd.telemetry.figures import RouterReading, WorkerFigures
@@ -49,7 +50,7 @@ async def main(context: RoleContext) -> None:
             clock=clock,
             rates=nominal_rates(topology),
             settings=driver_settings(table),
-            model=model.name,
+            agreement=Agreement(model=model.name, max_model_tokens=topology.max_model_tokens, kv_format=kv_format),
             sink=await _open_trace(table, clock, held),
         )
         await held.enter_async_context(driver.running())
@@ -111,7 +112,9 @@ def health_of(reading: RouterReading) -> Health:
         can_serve=roles[Role.PREFILL].up > 0 and decoders > 0,
         roles=roles,
         workers={
-            worker.worker: WorkerHealth(up=worker.up, requests=worker.running, breaker=worker.breaker.value)
+            worker.worker: WorkerHealth(
+                up=worker.up, requests=worker.running, breaker=worker.breaker.value, reason=worker.why_down
+            )
             for worker in reading.workers
         },
         num_served=reading.num_served,

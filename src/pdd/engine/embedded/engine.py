@@ -19,7 +19,7 @@ from pdd.core.errors import (
     Unavailable,
     WorkerFailed,
 )
-from pdd.core.ids import WorkerId
+from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Generation, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
@@ -30,6 +30,7 @@ from pdd.engine.embedded.core import CoreSettings, CoreStats, DrawnToken, Engine
 from pdd.engine.embedded.linear import MAX_STEP_ROWS
 from pdd.engine.embedded.self_test import check_exactness
 from pdd.engine.embedded.sequence import EngineSequence
+from pdd.engine.noise import SAMPLING_VERSION
 from pdd.policy.batching import BatchingLimits
 
 _QUEUE_RETRY = Seconds(1.0)
@@ -44,6 +45,7 @@ class EmbeddedSettings:
 
     worker: WorkerId
     model: ModelEntry
+    node: NodeId | None = None
     block_tokens: int = 16
     cache_tokens: int = 8192
     max_model_tokens: int = 4096
@@ -130,7 +132,9 @@ class EmbeddedEngine:
         return EngineInfo(
             model=self._settings.model.name,
             max_model_tokens=self._settings.max_model_tokens,
-            block_tokens=self._settings.block_tokens,
+            kv_format=self._core.kv_format.description,
+            sampling_version=SAMPLING_VERSION,
+            node=self._settings.node,
             instance=self._instance,
         )
 

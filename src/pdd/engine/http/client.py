@@ -7,6 +7,7 @@ byte. Closing the generator closes the connection at once, which is how the engi
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from http import HTTPStatus
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from aiohttp import (
+    ClientConnectorDNSError,
     ClientConnectorError,
     ClientError,
     ClientResponse,
@@ -192,5 +194,11 @@ async def _read_bounded(response: ClientResponse) -> bytes:
 
 
 def _words(error: Exception) -> str:
-    """Some of aiohttp's errors have no text."""
-    return str(error) or type(error).__name__
+    """Without the engine's address, since the router's own health page repeats this; some errors have no text."""
+    match error:
+        case ClientConnectorDNSError():
+            return "its host name can't be resolved"
+        case ClientConnectorError(errno=int(number)):
+            return os.strerror(number)
+        case _:
+            return str(error) or type(error).__name__

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from pdd.core.errors import WorkerFailed
+from pdd.core.ids import NodeId
 from pdd.core.request import FinishReason, TokenSpan
 from pdd.engine.base import EngineInfo
 from pdd.engine.http.errors import ErrorDetail, error_of_event
@@ -64,11 +65,13 @@ class ReadEvent(msgspec.Struct, kw_only=True):
 
 
 class InfoBody(msgspec.Struct, kw_only=True):
-    """``GET /pdd/v1/info``."""
+    """``GET /pdd/v1/info``: the fields of ``EngineInfo``."""
 
     model: str
     max_model_tokens: int
-    block_tokens: int
+    kv_format: str | None = None
+    sampling_version: int | None = None
+    node: NodeId | None = None
     instance: str
 
 
@@ -114,7 +117,9 @@ def decode_info(data: bytes) -> EngineInfo:
     return EngineInfo(
         model=body.model,
         max_model_tokens=body.max_model_tokens,
-        block_tokens=body.block_tokens,
+        kv_format=body.kv_format,
+        sampling_version=body.sampling_version,
+        node=body.node,
         instance=body.instance,
     )
 
@@ -124,7 +129,9 @@ def encode_info(info: EngineInfo) -> bytes:
     body = InfoBody(
         model=info.model,
         max_model_tokens=info.max_model_tokens,
-        block_tokens=info.block_tokens,
+        kv_format=info.kv_format,
+        sampling_version=info.sampling_version,
+        node=info.node,
         instance=info.instance,
     )
     return _ENCODER.encode(body)

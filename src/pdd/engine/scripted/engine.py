@@ -19,13 +19,14 @@ import numpy as np
 
 from pdd.core.blocks import BlockChain
 from pdd.core.errors import CapacityExhausted, ContextTooLong, InvalidRequest, Unavailable, WorkerFailed
-from pdd.core.ids import TokenId, WorkerId
+from pdd.core.ids import NodeId, TokenId, WorkerId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import FinishReason, Generation, Sampling, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.engine.block_store import ConnectStore
 from pdd.engine.node_link import OfferedBlocks
+from pdd.engine.noise import SAMPLING_VERSION
 from pdd.engine.scripted.kv import ScriptKv
 
 DEFAULT_VOCAB_SIZE = 49152
@@ -143,6 +144,7 @@ class ScriptedEngine:
         max_model_tokens: int = 131_072,
         cache_tokens: int = 8192,
         model: str | None = None,
+        node: NodeId | None = None,
         instance: str = "scripted",
         connect_store: ConnectStore | None = None,
     ) -> None:
@@ -152,6 +154,7 @@ class ScriptedEngine:
         self._model = kv_format.model if model is None else model
         self._kv = ScriptKv(kv_format, cache_tokens=cache_tokens, connect=connect_store)
         self._max_model_tokens = max_model_tokens
+        self._node = node
         self._instance = instance
         self._num_lives = 1
         self._died = asyncio.Event()
@@ -187,7 +190,9 @@ class ScriptedEngine:
         return EngineInfo(
             model=self._model,
             max_model_tokens=self._max_model_tokens,
-            block_tokens=self._kv_format.block_tokens,
+            kv_format=self._kv_format.description,
+            sampling_version=SAMPLING_VERSION,
+            node=self._node,
             instance=f"{self._instance}-{self._num_lives}",
         )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -26,6 +26,8 @@ from pdd.engine.http.errors import DEFAULT_RETRY_AFTER, reply_to
 from pdd.engine.http.sse import DONE, KEEP_ALIVE, encode_event
 from pdd.engine.http.wire_reply import INFO_PATH, encode_info
 from pdd.engine.http.wire_request import GENERATE_PATH, decode_body, read_generation
+from pdd.engine.noise import SAMPLING_VERSION
+from pdd.plugins.vllm.settings import SAMPLING_PROCESSOR, ConnectorSettings, read_settings
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -33,7 +35,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_DEFAULT_BLOCK_TOKENS = 16
 _KEEP_ALIVE_INTERVAL = Seconds(5.0)
 _LOOK_INTERVAL = Seconds(1.0)
 """How often it is looked whether the engine of a stream still lives."""
@@ -65,6 +66,7 @@ class ModelConfig(Protocol):
 
     served_model_name: str
     max_model_len: int
+    logits_processors: Sequence[object] | None
 
     def get_vocab_size(self) -> int: ...
 
@@ -76,6 +78,7 @@ class DescribeEngine:
         self._app = app
         self._keep_alive = keep_alive
         self._instance = secrets.token_hex(8)
+        self._connector: ConnectorSettings | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"], scope.get("method"), scope.get("path"):
@@ -117,13 +120,23 @@ class DescribeEngine:
         """Raises Unavailable when vLLM's core has died: its server ends soon after."""
         if _engine_of(scope).errored:
             raise Unavailable("vLLM's engine core has died; its log says why", retry_after_s=DEFAULT_RETRY_AFTER)
-        config = _config_of(scope)
+        config, connector = _config_of(scope), self._connector_of(scope)
+        draws_as_we_do = SAMPLING_PROCESSOR in map(str, config.logits_processors or ())
         return EngineInfo(
             model=config.served_model_name,
             max_model_tokens=config.max_model_len,
-            block_tokens=_block_tokens(scope),
+            kv_format=None if connector is None else connector.kv_format.description,
+            sampling_version=SAMPLING_VERSION if draws_as_we_do else None,
+            node=None if connector is None else connector.node,
             instance=self._instance,
         )
+
+    def _connector_of(self, scope: Scope) -> ConnectorSettings | None:
+        """None: this vLLM exchanges no KV. Read once: a model's format is in its files."""
+        config = _engine_of(scope).vllm_config
+        if self._connector is None and config.kv_transfer_config is not None:
+            self._connector = read_settings(config)
+        return self._connector
 
 
 class _Replay:
@@ -208,13 +221,6 @@ def _engine_of(scope: Scope) -> EngineClient:
 
 def _config_of(scope: Scope) -> ModelConfig:
     return _engine_of(scope).vllm_config.model_config
-
-
-def _block_tokens(scope: Scope) -> int:
-    """The connector's; without one, what it would be by default."""
-    transfer = _engine_of(scope).vllm_config.kv_transfer_config
-    extra: dict[str, Any] = {} if transfer is None else transfer.kv_connector_extra_config
-    return extra.get("block_tokens", _DEFAULT_BLOCK_TOKENS)
 
 
 def _is_event_stream(start: Message) -> bool:

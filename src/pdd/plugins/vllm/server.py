@@ -187,6 +187,7 @@ def _transfer_config(launch: VllmLaunch) -> dict[str, object]:
             "kv_dtype": launch.kv_dtype,
             "block_tokens": launch.kv_format.block_tokens,
             "engine": launch.table.name,
+            "node": launch.table.node,
         },
     }
 

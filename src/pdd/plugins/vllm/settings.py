@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pdd.core.errors import ConfigError
-from pdd.core.ids import WorkerId
+from pdd.core.ids import NodeId, WorkerId
 from pdd.core.kv_format import DType, KvFormat
 from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
@@ -40,6 +40,7 @@ class ConnectorSettings:
         kv_dtype: what the node's K and V are kept in, where that isn't what the model says.
         block_tokens: the node's tokens per block.
         engine: this engine's name in the node's log.
+        node: the node's name, which the router compares with its topology's, where it is given.
         convert_dtype: the cache's element type may be another than the format's; KV is rounded then.
         loader_threads: how many requests load at once.
     """
@@ -49,6 +50,7 @@ class ConnectorSettings:
     kv_dtype: DType | None = None
     block_tokens: int = 16
     engine: str = "vllm"
+    node: NodeId | None = None
     convert_dtype: bool = False
     loader_threads: int = 4
 
@@ -85,6 +87,7 @@ def read_settings(vllm_config: Any) -> ConnectorSettings:
         kv_dtype=_dtype(given, "kv_dtype"),
         block_tokens=_count(given, "block_tokens", default=16),
         engine=_text(given, "engine", default="vllm"),
+        node=NodeId(_text(given, "node")) if "node" in given else None,
         convert_dtype=_choice(given, "convert_dtype", default=False),
         loader_threads=_count(given, "loader_threads", default=4),
     )

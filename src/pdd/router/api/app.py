@@ -65,11 +65,15 @@ class WorkerCount(NamedTuple):
 
 
 class WorkerHealth(NamedTuple):
-    """One worker as the router sees it: whether it gets requests, how many it has, the state of its circuit breaker."""
+    """One worker as the router sees it: whether it gets requests, how many it has, the state of its circuit breaker.
+
+    ``reason``: why it gets none.
+    """
 
     up: bool
     requests: int
     breaker: str
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

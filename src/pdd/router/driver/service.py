@@ -24,6 +24,7 @@ from pdd.router.driver.traffic import Traffic
 from pdd.router.driver.transfers.desk import TransferDesk
 from pdd.router.driver.transfers.lines import LineBook
 from pdd.router.driver.waiting_room import Place, WaitingRoom
+from pdd.router.driver.workers.agreement import Agreement
 from pdd.router.driver.workers.conversations import Conversations
 from pdd.router.driver.workers.directory import BlockDirectory
 from pdd.router.driver.workers.pins import PinBoard
@@ -47,15 +48,15 @@ class Driver:
         clock: Clock,
         rates: NominalRates | None = None,
         settings: DriverSettings | None = None,
-        model: str | None = None,
+        agreement: Agreement | None = None,
         on_command: CommandHook | None = None,
         sink: EventSink | None = None,
     ) -> None:
-        """Engines that serve another model than ``model`` are down. ``sink`` gets the events of all requests and workers, at
+        """Engines and nodes that don't meet ``agreement`` are down. ``sink`` gets the events of all requests and workers, at
         the clock's time.
         """
         settings = settings or DriverSettings()
-        self.pool = Pool(workers, settings, clock, model=model, sink=sink)
+        self.pool = Pool(workers, settings, clock, agreement=agreement, sink=sink)
         self.room = WaitingRoom(settings, clock)
         self._settings = settings
         self.lines = lines = LineBook(

@@ -1,8 +1,8 @@
 """The engines, by role: who is up, and who sits where.
 
 A worker is up from an answered check on until so many checks in a row fail as the topology says; one that refuses its
-connection is down at once, and so is one that serves another model. A generation that breaks off makes its worker suspect:
-it is asked at once, and nobody else is sent there before it has answered. When a worker is declared down, or another
+connection is down at once, and so is one that, or whose node, disagrees with the deployment (``agreement``). A generation
+that breaks off makes its worker suspect: it is asked at once, and nobody else is sent there before it has answered. When a worker is declared down, or another
 process answers in its place, all that runs there is told (``Seat.down``): it need not wait for an answer that may never come.
 Which of those that are up gets a request is chosen in ``router.driver.workers.placement``.
 """
@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from pdd.core.clock import Clock
-from pdd.core.errors import NodeFailed, PddError
+from pdd.core.errors import Incompatible, NodeFailed, PddError
 from pdd.core.ids import NodeId, NodeInstance, WorkerId
 from pdd.core.request import Role
 from pdd.core.units import Seconds
@@ -23,6 +23,7 @@ from pdd.kvnode.base import NodeClient, NodeStats
 from pdd.policy.health import Pulse
 from pdd.policy.pace import RolePace
 from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.workers.agreement import Agreement
 from pdd.router.driver.workers.worker import Attention, Lifetime, NodeState, Seat, Worker, WorkerState, WorkerStatus
 from pdd.telemetry.events import Event, EventSink, Field
 
@@ -32,8 +33,8 @@ _logger = logging.getLogger(__name__)
 class Pool:
     """Knows every worker of the topology. Its checks run between ``start`` and ``stop``.
 
-    ``model`` is what engines must serve; one that serves another is down. None: whatever they say is right. ``sink`` is
-    told of those that come and go.
+    ``agreement`` is what engines and nodes are held to. None: whatever they say is right. ``sink`` is told of those that
+    come and go.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Pool:
         settings: DriverSettings,
         clock: Clock,
         *,
-        model: str | None = None,
+        agreement: Agreement | None = None,
         sink: EventSink | None = None,
     ) -> None:
         ordered = sorted(workers, key=lambda worker: worker.name)
@@ -55,7 +56,7 @@ class Pool:
         self._paces = {role: RolePace() for role in Role}
         self._health = settings.health
         self.clock = clock
-        self._model = model
+        self._agreement = agreement
         self._sink = sink
         self._checks: list[asyncio.Task[None]] = []
 
@@ -259,13 +260,17 @@ class Pool:
     def _on_answer(self, state: WorkerState, info: EngineInfo) -> None:
         if state.check_now.is_set():
             return  # it failed while the answer was on its way: only a later answer counts
-        if self._model is not None and info.model != self._model:
-            self._set_down(state, f"it serves model {info.model!r}, not {self._model!r}")
+        why_not = state.node.why_not or self._why_not(info, state.worker)
+        if why_not is not None:
+            self._set_down(state, why_not)
             return
         state.suspect = False
         state.attention.answered()
         if state.attention.pulse.up:
             self._set_up(state, info.instance)
+
+    def _why_not(self, info: EngineInfo, worker: Worker) -> str | None:
+        return None if self._agreement is None else self._agreement.why_not_engine(info, node=worker.node.node)
 
     def _set_up(self, state: WorkerState, instance: str) -> None:
         if state.lifetime is not None and state.lifetime.instance == instance:
@@ -315,12 +320,25 @@ class Pool:
                 stats = await state.node.stats()
         except TimeoutError:
             state.attention.pulse.missed()
+        except Incompatible as error:
+            state.attention.pulse.refused()
+            self._judge_node(state, str(error))
         except NodeFailed:
             state.attention.pulse.refused()
+            self._judge_node(state, None)  # engines do without one that is away
         else:
             self._note_books(state, stats)
+            self._judge_node(state, None if self._agreement is None else self._agreement.why_not_node(stats))
         if not state.attention.pulse.up:
             self._node_stats.pop(state.node.node, None)
+
+    def _judge_node(self, node: NodeState, why_not: str | None) -> None:
+        """The workers of a node that is not what it should be are down until their first check after it is."""
+        node.why_not = why_not
+        if why_not is not None:
+            for state in self._states.values():
+                if state.node is node:
+                    self._set_down(state, why_not)
 
     def _note_books(self, state: NodeState, stats: NodeStats) -> None:
         state.attention.answered()

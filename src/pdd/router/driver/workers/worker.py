@@ -108,12 +108,16 @@ class Attention:
 
 @dataclass(slots=True)
 class NodeState:
-    """What changes about a KV node. ``num_promised``: blocks for which the seats at its workers need room."""
+    """What changes about a KV node. ``num_promised``: blocks for which the seats at its workers need room.
+
+    ``why_not``: it answers, but disagrees with the deployment, so that nothing can be done with it.
+    """
 
     node: NodeClient
     attention: Attention
     returns: int = 0
     num_promised: int = 0
+    why_not: str | None = None
 
 
 @dataclass(slots=True)
