@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pdd.core.errors import ContextTooLong, NodeFailed
-from pdd.core.ids import NodeId
+from pdd.core.errors import ContextTooLong, Incompatible, NodeFailed
+from pdd.core.ids import NodeId, PinId
 from pdd.core.topology import Address
 from pdd.core.units import BytesPerSecond, Seconds
+from pdd.kvnode.base import Pin
 from pdd.kvnode.client import TcpNodeClient
 from pdd.kvnode.handshake import greet, hello
 from pdd.kvnode.receiver import watch_frames
@@ -131,21 +132,23 @@ async def test_another_frame_version_is_answered_in_ours(tmp_path: Path):
         assert "version 9" in answer.reason
 
 
-async def test_to_a_router_of_another_format_a_node_is_away_and_says_why(tmp_path: Path):
+async def test_to_a_router_of_another_format_a_node_says_why_and_is_away_for_all_that_has_work_for_it(tmp_path: Path):
     other = kv_format(model="another-model")
     async with running_cluster(tmp_path, "a") as nodes:
         client = TcpNodeClient(node=NodeId("a"), address=nodes["a"].address, kv_format=other, settings=FAST_CLIENT)
         async with client:
             for _ in range(2):
-                with pytest.raises(NodeFailed, match="'a' can't be used: KV formats differ in model"):
+                with pytest.raises(Incompatible, match="'a' can't be used: KV formats differ in model"):
                     await client.stats()
+            with pytest.raises(NodeFailed, match="'a' can't be used: KV formats differ in model"):
+                await client.pin(Pin(pin=PinId("p"), hashes=()))
 
 
 async def test_a_router_that_reaches_another_node_than_it_means_does_not_use_it(tmp_path: Path):
     async with running_cluster(tmp_path, "a") as nodes:
         client = TcpNodeClient(node=NodeId("b"), address=nodes["a"].address, kv_format=FORM, settings=FAST_CLIENT)
         async with client:
-            with pytest.raises(NodeFailed, match="'a' answers where node 'b' was expected"):
+            with pytest.raises(Incompatible, match="'a' answers where node 'b' was expected"):
                 await client.stats()
 
 

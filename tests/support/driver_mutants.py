@@ -428,10 +428,22 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "test_pool:test_an_answer_that_was_on_its_way_when_the_worker_failed_does_not_clear_it",
         ),
         (
-            "who serves another model is down",
-            "        if self._model is not None and info.model != self._model:\n",
-            "        if False:\n",
-            "test_pool:test_a_worker_that_serves_another_model_is_down_and_says_why",
+            "who disagrees is down",
+            "        if why_not is not None:\n            self._set_down(state, why_not)\n            return",
+            "        if False:\n            return",
+            "test_pool:test_a_worker_that_disagrees_with_the_deployment_is_down_and_says_why",
+        ),
+        (
+            "so are the workers of a node that does",
+            "        why_not = state.node.why_not or self._why_not(info, state.worker)",
+            "        why_not = self._why_not(info, state.worker)",
+            "test_pool:test_the_workers_of_a_node_that_disagrees_are_down_until_it_agrees_or_is_away",
+        ),
+        (
+            "an absent node contradicts nobody",
+            "            self._judge_node(state, None)  # engines do without one that is away\n",
+            "",
+            "test_pool:test_the_workers_of_a_node_that_disagrees_are_down_until_it_agrees_or_is_away",
         ),
         (
             "another process ends the one before",

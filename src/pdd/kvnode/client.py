@@ -6,20 +6,19 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, Self, TypeVar, assert_never
+from typing import Self
 
-from pdd.core.errors import Incompatible, LocalProtocolError, NodeFailed, PddError, RemoteProtocolError
+from pdd.core.errors import Incompatible, LocalProtocolError, NodeFailed, RemoteProtocolError
 from pdd.core.ids import NodeId, NodeInstance, OrderId, PinId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import SendClass
 from pdd.core.topology import Address
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.kvnode.base import NodeStats, Pin, Readiness, ReplicationOrder, ReplicationProgress, Watch
-from pdd.kvnode.failures import error_of
+from pdd.kvnode.client_session import Failure, Session, Stream
 from pdd.kvnode.handshake import check_is_control, greet, hello
-from pdd.kvnode.outbox import Outbox
 from pdd.kvnode.receiver import watch_silence
 from pdd.protocol.frames import MAX_CONTROL_BYTES
 from pdd.protocol.peer import (
@@ -28,20 +27,16 @@ from pdd.protocol.peer import (
     CancelOrder,
     EndWatch,
     ErrorKind,
-    FromNode,
-    OrderFailed,
     OrderProgress,
     PeerKind,
     PinBlocks,
     Ping,
     PlaceOrder,
-    Pong,
     ReclassifyOrder,
     StartWatch,
     StatsAnswer,
     UnpinBlocks,
     WatchReady,
-    WatchRefused,
     Welcome,
 )
 from pdd.transport.base import ConnectionLost
@@ -49,11 +44,6 @@ from pdd.transport.tcp import SocketConnection, connect_tcp
 from pdd.transport.together import run_together
 
 _logger = logging.getLogger(__name__)
-
-MessageT = TypeVar("MessageT")
-
-MAX_WAITING_BYTES = Bytes(256 * 1024 * 1024)
-"""Orders and watches, of which each may have megabytes, for a node that does not read: it is taken for dead at last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,61 +62,6 @@ class ClientSettings:
 DEFAULT_CLIENT = ClientSettings()
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """What running calls and later ones raise."""
-
-    kind: ErrorKind
-    reason: str
-
-    def error(self) -> PddError:
-        return error_of(self.kind, self.reason)
-
-
-@dataclass(slots=True)
-class _Stream(Generic[MessageT]):
-    """The latest message for one caller who waits: states, not events, so a slow caller skips some."""
-
-    latest: MessageT | None = None
-    failure: _Failure | None = None
-    filled: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def put(self, message: MessageT) -> None:
-        self.latest = message
-        self.filled.set()
-
-    def fail(self, failure: _Failure) -> None:
-        self.failure = self.failure or failure
-        self.filled.set()
-
-    async def next(self) -> MessageT:
-        """Raises what it failed with, after a message that came before."""
-        await self.filled.wait()
-        message, self.latest = self.latest, None
-        if message is not None:
-            if self.failure is None:
-                self.filled.clear()
-            return message
-        assert self.failure is not None
-        raise self.failure.error()
-
-
-@dataclass(slots=True)
-class _Session:
-    """One connection's calls."""
-
-    outbox: Outbox = field(default_factory=lambda: Outbox(max_bytes=MAX_WAITING_BYTES))
-    orders: dict[str, _Stream[OrderProgress]] = field(default_factory=dict[str, "_Stream[OrderProgress]"])
-    watches: dict[str, _Stream[WatchReady]] = field(default_factory=dict[str, "_Stream[WatchReady]"])
-    stats: dict[int, _Stream[StatsAnswer]] = field(default_factory=dict[int, "_Stream[StatsAnswer]"])
-
-    def fail(self, failure: _Failure) -> None:
-        """Every running call raises."""
-        for streams in (self.orders, self.watches, self.stats):
-            for stream in streams.values():
-                stream.fail(failure)
-
-
 class TcpNodeClient:
     """``NodeClient`` over TCP. Use it as an async context manager, or put ``run()`` into a task group.
 
@@ -141,10 +76,10 @@ class TcpNodeClient:
         self._address = address
         self._settings = settings
         self._greeting = hello(kind=PeerKind.ROUTER, name="router", instance=secrets.token_hex(8), kv_format=kv_format)
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._instance: NodeInstance | None = None
         self._attempted = asyncio.Event()
-        self._failure = _Failure(ErrorKind.NODE_FAILED, f"the client of node {node!r} does not run")
+        self._failure = Failure(ErrorKind.NODE_FAILED, f"the client of node {node!r} does not run")
         self._num_questions = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._task: asyncio.Task[None] | None = None
@@ -184,7 +119,7 @@ class TcpNodeClient:
                 delay = await self._connect_and_talk()
                 await asyncio.sleep(delay)
         finally:
-            self._end_session(_Failure(ErrorKind.NODE_FAILED, f"the client of node {self._node!r} has ended"))
+            self._end_session(Failure(ErrorKind.NODE_FAILED, f"the client of node {self._node!r} has ended"))
             self._attempted.set()
 
     async def _connect_and_talk(self) -> Seconds:
@@ -192,10 +127,10 @@ class TcpNodeClient:
         try:
             connection = await self._connect()
         except (ConnectionLost, RemoteProtocolError) as error:
-            self._lose_session(_Failure(ErrorKind.NODE_FAILED, f"node {self._node!r} is not available: {error}"))
+            self._lose_session(Failure(ErrorKind.NODE_FAILED, f"node {self._node!r} is not available: {error}"))
             return self._settings.retry_delay
         except Incompatible as error:
-            self._lose_session(_Failure(ErrorKind.INCOMPATIBLE, f"node {self._node!r} can't be used: {error}"))
+            self._lose_session(Failure(ErrorKind.INCOMPATIBLE, f"node {self._node!r} can't be used: {error}"))
             return self._settings.incompatible_retry_delay
         finally:
             self._attempted.set()
@@ -221,15 +156,15 @@ class TcpNodeClient:
 
     def _begin_session(self, connection: SocketConnection, welcome: Welcome) -> None:
         connection.open_up(max_control_bytes=MAX_CONTROL_BYTES, block_bytes=None)
-        self._session, self._instance = _Session(), welcome.instance
+        self._session, self._instance = Session(), welcome.instance
         _logger.info("node_connected node=%s instance=%s", self._node, welcome.instance)
 
-    def _lose_session(self, failure: _Failure) -> None:
+    def _lose_session(self, failure: Failure) -> None:
         if failure != self._failure:
             _logger.warning("node_not_connected node=%s reason=%s", self._node, failure.reason)
         self._end_session(failure)
 
-    def _end_session(self, failure: _Failure) -> None:
+    def _end_session(self, failure: Failure) -> None:
         session, self._session, self._instance, self._failure = self._session, None, None, failure
         if session is not None:
             session.fail(failure)
@@ -248,21 +183,21 @@ class TcpNodeClient:
         except* (ConnectionLost, RemoteProtocolError, Incompatible) as group:
             reason = "; ".join(str(error) for error in group.exceptions)
             self._lose_session(
-                _Failure(ErrorKind.NODE_FAILED, f"the connection to node {self._node!r} is lost: {reason}")
+                Failure(ErrorKind.NODE_FAILED, f"the connection to node {self._node!r} is lost: {reason}")
             )
 
-    async def _ping(self, session: _Session) -> None:
+    async def _ping(self, session: Session) -> None:
         while True:
             session.outbox.put(Ping(), key="ping")
             await asyncio.sleep(self._settings.ping_interval)
 
-    async def _read(self, connection: SocketConnection, session: _Session) -> None:
+    async def _read(self, connection: SocketConnection, session: Session) -> None:
         while True:
             header = await connection.receive_header()
             check_is_control(header.kind)
-            _dispatch(session, FROM_NODE.decode(await connection.receive_body(header.num_bytes)))
+            session.dispatch(FROM_NODE.decode(await connection.receive_body(header.num_bytes)))
 
-    async def _current(self) -> _Session:
+    async def _current(self) -> Session:
         await self._attempted.wait()
         if self._session is None:
             # For callers a node that is of no use is one that is not there: it may be replaced as long as they live.
@@ -275,7 +210,7 @@ class TcpNodeClient:
         session = await self._current()
         if order.order in session.orders:
             raise LocalProtocolError(f"order {order.order} is placed already")
-        stream = session.orders[order.order] = _Stream[OrderProgress]()
+        stream = session.orders[order.order] = Stream[OrderProgress]()
         try:
             session.outbox.put(_placing(order))
             while True:
@@ -291,7 +226,7 @@ class TcpNodeClient:
         if session is not None:
             session.outbox.put(CancelOrder(order=order))
             if order in session.orders:
-                session.orders[order].fail(_Failure(ErrorKind.NODE_FAILED, f"order {order} was cancelled"))
+                session.orders[order].fail(Failure(ErrorKind.NODE_FAILED, f"order {order} was cancelled"))
 
     async def reclassify(self, order: OrderId, send_class: SendClass) -> None:
         session = await self._current()
@@ -309,7 +244,7 @@ class TcpNodeClient:
         session = await self._current()
         if watch.watch in session.watches:
             raise LocalProtocolError(f"watch {watch.watch} stands already")
-        stream = session.watches[watch.watch] = _Stream[WatchReady]()
+        stream = session.watches[watch.watch] = Stream[WatchReady]()
         start = StartWatch(watch=watch.watch, hashes=watch.hashes, reserve_blocks=watch.reserve_blocks)
         try:
             session.outbox.put(start)
@@ -327,7 +262,7 @@ class TcpNodeClient:
         session = self._session
         self._num_questions += 1
         number = self._num_questions
-        stream = session.stats[number] = _Stream[StatsAnswer]()
+        stream = session.stats[number] = Stream[StatsAnswer]()
         try:
             session.outbox.put(AskStats(request=number))
             async with asyncio.timeout(self._settings.answer_timeout):
@@ -358,30 +293,6 @@ class TcpNodeClient:
             digest_failures=answer.digest_failures,
             pinned_blocks=answer.pinned_blocks,
         )
-
-
-def _dispatch(session: _Session, message: FromNode) -> None:
-    """Hands a message to whoever waits for it. Those for calls that have ended are dropped."""
-    match message:
-        case OrderProgress(order=order):
-            if order in session.orders:
-                session.orders[order].put(message)
-        case OrderFailed(order=order):
-            if order in session.orders:
-                session.orders[order].fail(_Failure(message.error, message.reason))
-        case WatchReady(watch=watch):
-            if watch in session.watches:
-                session.watches[watch].put(message)
-        case WatchRefused(watch=watch):
-            if watch in session.watches:
-                session.watches[watch].fail(_Failure(message.error, message.reason))
-        case StatsAnswer(request=request):
-            if request in session.stats:
-                session.stats[request].put(message)
-        case Pong():
-            pass
-        case _:
-            assert_never(message)
 
 
 def _progress(message: OrderProgress) -> ReplicationProgress:
