@@ -135,8 +135,8 @@ MUTANTS: tuple[ChaosMutant, ...] = (
     ChaosMutant(
         "a standstill is noticed",
         "router.driver.transfers.transfer",
-        '            parts.append(tasks.create_task(self._notice_standstill(), name=f"standstill {self.spec.name}"))\n',
-        "",
+        "        if await self._standstill.come(self):\n",
+        "        if False:\n",
         seed=5,
     ),
     ChaosMutant(
@@ -155,7 +155,7 @@ MUTANTS: tuple[ChaosMutant, ...] = (
     ChaosMutant(
         "who leaves the line for room lets the next one ask",
         "router.driver.transfers.transfer",
-        "        finally:\n            turn.over()\n",
+        "        finally:\n            self._turn.over()\n",
         "        finally:\n            pass\n",
         seed=11,
     ),

@@ -35,6 +35,18 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "test_decoders:test_what_the_client_or_the_crowd_has_done_is_never_held_against_a_worker",
         ),
         (
+            "who has computed its prompt stands in nobody's way",
+            "            self._prefill_turn.over()\n",
+            "",
+            "test_driver_room:test_what_relay_decode_has_a_place_for_is_computed_when_prefill_is_free_and_answers_as_soon_as_there_is_room",
+        ),
+        (
+            "a prefill that was held says nothing about the pace",
+            "whole=list(self._seats.values()).count(seat) == 1",
+            "whole=True",
+            "test_driver_room:test_a_held_prefill_goes_on_from_what_it_had_computed",
+        ),
+        (
             "what prefill refuses the client is told",
             "        if isinstance(error, InvalidRequest) and self._is_final(generation, worker):\n",
             "        if False:\n",
@@ -210,8 +222,8 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "the second prefill sends from its own node",
-            "            self._paths.prefill_lost()\n",
-            "            pass\n",
+            "        if self._relay.num_emitted == 0:\n            self._lose_prefill()\n",
+            "",
             "test_driver:test_the_second_prefill_sends_from_its_own_node",
         ),
         (
@@ -227,9 +239,33 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "test_driver_policies:test_a_relay_that_has_handed_over_leaves_its_place",
         ),
         (
+            "a prefill that goes on elsewhere than its transfers is lost",
+            "        if not self._paths.begins_at(seat.worker):\n",
+            "        if False:\n",
+            "test_driver_room:test_a_prefill_worker_that_dies_while_a_prefill_is_held_there_is_replaced",
+        ),
+        (
+            "a request that is over waits for no turn",
+            "            self._prefill_turn.over()\n            self._seats",
+            "            self._seats",
+            "test_driver_room:test_a_client_that_leaves_while_its_prefill_is_held_leaves_nothing",
+        ),
+        (
+            "a turn at prefill takes effect",
+            "        self._prefill_turn.begin(seat.worker.name)\n",
+            "",
+            "test_driver_room:test_what_has_no_place_anywhere_is_not_computed",
+        ),
+        (
+            "what prefill ended gives way however often",
+            "        return once_more and self._relay.num_emitted > 1",
+            "        return once_more",
+            "test_driver_room:test_an_answer_that_ended_at_its_first_token_gives_way_from_then_on_however_often_in_a_row",
+        ),
+        (
             "a filtered turn's KV goes before others' next time",
-            "        if self._conversation is None or not self._conversation.last_filtered:",
-            "        if True:",
+            "        return once_more and self._relay.num_emitted > 1",
+            "        return False",
             "test_driver_policies:test_it_does_not_give_way_on_two_turns_in_a_row",
         ),
         (
@@ -648,7 +684,61 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
+        "transfers.transfer",
+        (
+            "without room nothing is sent",
+            "        self._end_order()\n        self._change",
+            "        self._change",
+            "test_driver_room:test_three_that_find_no_room_beside_one_that_does_send_nothing_and_do_not_delay_it",
+        ),
+        (
+            "who stands in line from the start is known at once",
+            "TransferState.REFUSED if self._turn.must_wait else TransferState.PLACED",
+            "TransferState.PLACED",
+            "test_driver_room:test_who_comes_when_others_wait_already_is_not_even_begun",
+        ),
+        (
+            "with room it is sent",
+            "        self._begin_order()\n        self._change(TransferState.MOVING)",
+            "        self._change(TransferState.MOVING)",
+            "test_driver:test_main_decode_without_room_makes_a_request_wait_in_line_before_its_first_token",
+        ),
+        (
+            "what nobody waits for takes no place in line",
+            "        return self.demoted or now - since",
+            "        return now - since",
+            "test_driver_room:test_it_takes_no_place_in_line_from_those_that_wait",
+        ),
+    ),
+    *_of(
+        "transfers.kv_paths",
+        (
+            "room that nobody waits for refuses nobody",
+            "not self._prefilled and not transfer.demoted\n",
+            "not self._prefilled\n",
+            "test_driver_room:test_an_answer_of_one_token_is_given_whatever_main_decode_has_room_for",
+        ),
+        (
+            "a place at relay decode is one that it has room for",
+            "            has_place = self.is_at_relay and not self.relay_refused\n",
+            "            has_place = self.is_at_relay\n",
+            "test_driver_room:test_who_comes_when_others_wait_already_is_not_even_begun",
+        ),
+        (
+            "who has one is computed",
+            "            has_place = self.is_at_relay and not self.relay_refused\n",
+            "            has_place = False\n",
+            "test_driver_room:test_what_relay_decode_has_a_place_for_is_computed_when_prefill_is_free_and_answers_as_soon_as_there_is_room",
+        ),
+    ),
+    *_of(
         "request.choices",
+        (
+            "what prefill ends needs no relay",
+            "prepare_relay=prepare_relay and may_relay and request.max_tokens > 1",
+            "prepare_relay=prepare_relay and may_relay",
+            "test_driver_room:test_what_nobody_will_ever_wait_for_goes_in_the_background_from_the_start",
+        ),
         (
             "a pinned route needs its worker",
             "(steering.route is Route.RELAY and view.relay_available)",

@@ -165,6 +165,21 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
+        "prefill_turns",
+        (
+            "who has room goes first",
+            "            return num_with_room == 0\n",
+            "            return True\n",
+            "test_who_has_room_goes_first_and_who_has_nothing_waits",
+        ),
+        (
+            "who has nothing waits",
+            "            return False\n",
+            "            return num_with_room == 0\n",
+            "test_who_has_room_goes_first_and_who_has_nothing_waits",
+        ),
+    ),
+    *_of(
         "filter",
         (
             "of an unknown wait nothing follows",

@@ -379,6 +379,17 @@ def another_mains_kv_that_arrives_while_all_wait_ends_the_wait(m):
     play.on(play.answer_complete(), play.stop(8), play.finish(STOP))
 
 
+def relay_decodes_kv_that_arrives_while_all_wait_does_not_end_the_wait(m):
+    play = Play(m)
+    play.main_decoding()
+    play.on(play.lost(4), play.cancel(1), play.replicate(5, MAIN), play.replicate(6, RELAY), play.timer("RECOVER", 1.0))
+    play.on(play.fired("RECOVER"), play.decode(7, RELAY, 2, 6))
+    play.on(play.lost(7), play.decode(8, PREFILL, 2, 6))
+    play.on(play.lost(8), play.timer("RECOVER", 1.0))
+    play.on(play.ready(6))
+    play.on(play.fired("RECOVER"), play.decode(9, RELAY, 2, 6))
+
+
 def too_many_lost_decoders_fail_the_request(m):
     play = Play(m, max_decode_attempts=2)
     play.relaying()
@@ -427,6 +438,7 @@ FAULT_SCRIPTS: tuple[Script, ...] = (
     a_recovery_timer_that_fires_late_forgets_nobody,
     a_token_after_a_recovery_starts_the_count_anew,
     another_mains_kv_that_arrives_while_all_wait_ends_the_wait,
+    relay_decodes_kv_that_arrives_while_all_wait_does_not_end_the_wait,
     too_many_lost_decoders_fail_the_request,
     a_request_that_fails_during_an_extend_stops_it,
 )

@@ -492,14 +492,34 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "prefill is waited for",
-        "            self._prefill_awaited = False\n            return self._start_prefill()",
-        "            return []",
+        "        if self._pause is _Pause.NOBODY_UP:\n            return self._start_prefill()",
+        "        if self._pause is _Pause.NOBODY_UP:\n            return []",
     ),
     Mutant(
         "prefill is waited for once at a time",
-        "            self._prefill_awaited = False\n            return self._start_prefill()",
-        "            return self._start_prefill()",
+        "    def _begin_prefill(self) -> StartDecode:\n        self._pause = None\n",
+        "    def _begin_prefill(self) -> StartDecode:\n",
     ),
+    Mutant("a held prefill is stopped", "        return [Stop(attempt=decoder.attempt)]\n", "        return []\n"),
+    Mutant(
+        "a held prefill's tokens are not believed",
+        "        self._decoder, self._pause = None, _Pause.HELD",
+        "        self._pause = _Pause.HELD",
+    ),
+    Mutant("nobody is held after the first token", "if self._emitted or decoder is None:", "if decoder is None:"),
+    Mutant("only a held prefill is resumed", "if self._pause is _Pause.HELD else []", "if not self._emitted else []"),
+    Mutant(
+        "a prefill for which nobody is up waits for its timer",
+        "if self._pause is _Pause.HELD else []",
+        "if self._pause is not None else []",
+    ),
+    Mutant(
+        "a held prefill is resumed by its turn, not by a timer",
+        "        if self._pause is _Pause.NOBODY_UP:\n",
+        "        if self._pause is not None:\n",
+    ),
+    Mutant("nobody waits for the KV of a one-token answer", "if self._plan.max_tokens == 1 else", "if False else"),
+    Mutant("somebody waits for any other's", "if self._plan.max_tokens == 1 else", "if self._plan.max_tokens else"),
     Mutant("waits for prefill are bounded", "if self._prefill_waits >= self._plan.max_prefill_waits:", "if False:"),
     Mutant("waits for prefill are counted", "        self._prefill_waits += 1\n", ""),
     Mutant(

@@ -4,7 +4,7 @@ from types import ModuleType
 from typing import Any
 
 from pdd.core.errors import LocalProtocolError
-from pdd.core.request import FinishReason, HandoffMode, Role, Route
+from pdd.core.request import FinishReason, HandoffMode, Role, Route, SendClass
 
 PREFILL, RELAY, MAIN = Role.PREFILL, Role.RELAY_DECODE, Role.MAIN_DECODE
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -98,6 +98,12 @@ class Play:
     def fired(self, timer: str) -> Any:
         return self.m.TimerFired(timer=self.m.Timer[timer])
 
+    def held(self) -> Any:
+        return self.m.PrefillHeld()
+
+    def resumed(self) -> Any:
+        return self.m.PrefillResumed()
+
     def client_left(self) -> Any:
         return self.m.ClientLeft()
 
@@ -107,7 +113,8 @@ class Play:
     # Commands ---------------------------------------------------------------------------------------------------------
 
     def replicate(self, attempt: int, target: Role) -> Any:
-        return self.m.Replicate(attempt=attempt, target=target)
+        send_class = SendClass.BACKGROUND if self.settings["max_tokens"] == 1 else SendClass.NORMAL
+        return self.m.Replicate(attempt=attempt, target=target, send_class=send_class)
 
     def cancel(self, attempt: int) -> Any:
         return self.m.CancelReplication(attempt=attempt)

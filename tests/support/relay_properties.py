@@ -58,6 +58,15 @@ def prefill_is_retried_within_its_bound(m, random):
     random_world(m, random, Weather(faults=3), max_tokens=2, max_prefill_attempts=random.choice([1, 2])).run()
 
 
+def a_prefill_that_is_held_and_resumed_loses_nothing(m, random):
+    completes(m, random_world(m, random, Weather(holding=0.4)))
+
+
+def one_that_is_held_survives_losses_and_hostility(m, random):
+    weather = Weather(holding=0.3, faults=3, hostile=0.3, leaving=0.02)
+    random_world(m, random, weather, max_prefill_attempts=random.choice([1, 9])).run()
+
+
 def hostile_events_change_nothing(m, random):
     completes(m, random_world(m, random, Weather(hostile=0.5)))
 
@@ -111,6 +120,8 @@ PROPERTIES: tuple[Property, ...] = (
     p_md_may_turn_into_a_relay_while_it_waits,
     a_relay_hands_over_in_every_mode,
     prefill_is_retried_within_its_bound,
+    a_prefill_that_is_held_and_resumed_loses_nothing,
+    one_that_is_held_survives_losses_and_hostility,
     hostile_events_change_nothing,
     any_one_role_that_stays_up_completes_the_answer,
     any_two_roles_that_stay_up_complete_the_answer,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from pdd.core.request import FinishReason, Role, Route
+from pdd.core.request import FinishReason, Role, Route, SendClass
 
 VOCABULARY = 997
 PROMPT = (11, 22, 33)
@@ -133,6 +133,7 @@ class Referee:
         self.main_spoke = False
         self.prefill_awaited = False
         self.prefill_waits = 0
+        self.held = self.resuming = False
         self.left = False
         self.completed = False
         self.route_questions = 0
@@ -186,6 +187,8 @@ class Referee:
         held = [t for t in self.transfers.values() if t.target is command.target and t.held]
         demand(not held, "a target never holds the same request twice")
         demand(command.target is not Role.PREFILL, "prefill's node is the source")
+        waited_for = command.send_class is SendClass.NORMAL
+        demand(waited_for is (self.max_tokens > 1), "only for the KV of an answer that prefill ends does nobody wait")
         if command.target is Role.RELAY_DECODE:
             wanted = self.plan["prepare_relay"] and not self.emitted
             route = self.chosen_route not in (None, Route.DIRECT)
@@ -248,7 +251,8 @@ class Referee:
         demand(1 <= command.max_tokens <= self.max_tokens - count, "a budget is never exceeded")
         if count == 0:
             demand(command.role is Role.PREFILL and command.max_tokens == 1, "prefill gives one token")
-            self.prefills += 1
+            demand(not self.held, "a held prefill goes on when it may, not before")
+            self.prefills += not self.resuming
             bound = self.plan["max_prefill_attempts"] + self.plan["max_prefill_waits"]
             demand(self.prefills <= bound, "prefill attempts are bounded")
             targets = {t.target for t in self.transfers.values() if not t.released}
@@ -503,6 +507,8 @@ class Referee:
             hands_over = decoder.role is not Role.MAIN_DECODE and self.live_extend() is None and bool(self.emitted)
             may = self.main_is_ready() or (self.main_is_given_up() and not just_started)
             demand(not (hands_over and may), "a hand-off is asked as soon as main decode could start")
+            return
+        if self.held:
             return
         demand(self.live_extend() is None, "an extend never outlives the decoder beside it")
         demand(not self.main_is_ready() and not self.main_must_compute(), "main decode starts as soon as it may")

@@ -101,6 +101,34 @@ def a_stop_token_as_the_only_token_allowed_is_a_stop(m):
     play.on(play.tokens(3, 0, END), play.emit(3, PREFILL, 0, END), play.stop(3), play.cancel(2), play.finish(STOP))
 
 
+def a_prefill_without_room_at_main_is_stopped_and_begins_again_with_the_same_transfers(m):
+    play = Play(m)
+    play.start(play.replicate(1, MAIN), play.replicate(2, RELAY), play.decode(3, PREFILL, 0, 1))
+    play.on(play.resumed())
+    play.on(play.held(), play.stop(3))
+    play.on(play.held())
+    play.on(play.tokens(3, 0, 10, finish=LENGTH))
+    play.on(play.ready(2))
+    play.on(play.resumed(), play.decode(4, PREFILL, 0, 1))
+    play.on(play.resumed())
+    play.on(play.tokens(4, 0, 10, finish=LENGTH), play.emit(4, PREFILL, 0, 10), play.ask_route())
+    play.on(play.held())
+    play.on(play.route(Route.RELAY), play.decode(5, RELAY, 1, 7))
+    play.on(play.held())
+    play.on(play.resumed())
+
+
+def a_prefill_that_waits_for_a_worker_is_neither_held_nor_resumed(m):
+    play = Play(m)
+    play.start(play.replicate(1, MAIN), play.replicate(2, RELAY), play.decode(3, PREFILL, 0, 1))
+    play.on(play.unavailable(3), play.cancel(1), play.cancel(2), play.timer("RECOVER", 1.0))
+    play.on(play.held())
+    play.on(play.resumed())
+    play.on(play.fired("RECOVER"), play.replicate(4, MAIN), play.replicate(5, RELAY), play.decode(6, PREFILL, 0, 1))
+    play.on(play.held(), play.stop(6))
+    play.on(play.fired("RECOVER"))
+
+
 def a_prompt_shorter_than_a_block_is_ready_before_its_first_token(m):
     play = Play(m)
     play.start(play.replicate(1, MAIN), play.replicate(2, RELAY), play.decode(3, PREFILL, 0, 1))
@@ -626,6 +654,8 @@ SCRIPTS: tuple[Script, ...] = (
     a_prefill_that_gives_the_stop_token_ends_the_answer_and_mains_transfer_goes_on,
     one_token_is_an_answer,
     a_stop_token_as_the_only_token_allowed_is_a_stop,
+    a_prefill_without_room_at_main_is_stopped_and_begins_again_with_the_same_transfers,
+    a_prefill_that_waits_for_a_worker_is_neither_held_nor_resumed,
     a_prompt_shorter_than_a_block_is_ready_before_its_first_token,
     prefill_is_not_believed_about_tokens_it_was_not_asked_for,
     p_md_waits_for_mains_kv_and_then_main_decodes,

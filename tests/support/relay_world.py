@@ -23,6 +23,8 @@ class Weather:
     hostile: float = 0.0
     leaving: float = 0.0
     completing: float = 0.0
+    holding: float = 0.0
+    """How often main decode's room comes and goes while prefill runs."""
     down: frozenset[Role] = frozenset()
     """Roles that no engine serves after the first token."""
     blackout: int = 0
@@ -87,15 +89,21 @@ class World(Referee):
             self.completed = True
             self.feed(self.m.AnswerComplete())
             return
+        if weather.holding and not self.emitted and random.random() < weather.holding:
+            self.resume() if self.held else self.hold()
+            return
         actors: list[Any] = [e for e in self.engines.values() if e.speaking]
         actors += [t for t in self.transfers.values() if t.state == "moving" and not t.released]
         actors += sorted(self.timers)
+        actors += [self.resume] * self.held
         demand(bool(actors or self.questions), "something is always awaited")
         actor = random.choice(actors or [None])
         if isinstance(actor, Engine):
             self.run_engine(actor)
         elif isinstance(actor, Transfer):
             self.run_transfer(actor)
+        elif actor == self.resume:
+            self.resume()
         elif actor is not None:
             self.fire(actor)
 
@@ -271,6 +279,18 @@ class World(Referee):
             self.feed(self.m.TransferReady(attempt=transfer.attempt))
         self.relay_kv_failed, self.elsewhere = False, None
 
+    def hold(self) -> None:
+        prefill = self.live_decoder()
+        self.held = prefill is not None
+        self.feed(self.m.PrefillHeld())
+        demand(self.live_decoder() is None, "a held prefill is stopped")
+
+    def resume(self) -> None:
+        self.held, self.resuming = False, True
+        self.feed(self.m.PrefillResumed())
+        self.resuming = False
+        demand(self.live_decoder() is not None, "a prefill that may go on does")
+
     def fire(self, timer: Any) -> None:
         self.timers.discard(timer)
         self.resend_due = timer is self.m.Timer.RESEND
@@ -307,6 +327,8 @@ class World(Referee):
 
     def hostile_event(self) -> Any:
         m, random = self.m, self.random
+        if random.random() < 0.05:
+            return random.choice([m.PrefillHeld(), m.PrefillResumed()])
         if self.past and random.random() < 0.5:
             return random.choice(self.past)
         if random.random() < 0.3:
@@ -326,6 +348,10 @@ class World(Referee):
 
     def is_live(self, event: Any) -> bool:
         """Whether the relay rightly reacts to ``event`` now."""
+        if isinstance(event, self.m.PrefillHeld):
+            return not self.emitted and self.live_decoder() is not None
+        if isinstance(event, self.m.PrefillResumed):
+            return self.held
         attempt = getattr(event, "attempt", None)
         if attempt is None:
             return True

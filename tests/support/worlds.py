@@ -97,6 +97,7 @@ class World:
         """Nothing runs, is leased, reserved or ordered any more."""
         assert self.driver.num_open == 0
         assert self.driver.num_transfers == 0
+        assert self.driver._shared.prefill_turns.num_workers == 0
         await asyncio.sleep(2 * (self.spec.line_delay + BLOCK_BYTES / self.line.rate))  # what is on the line lands
         for role, engines in self.engines.items():
             assert [engine.num_open for engine in engines] == [0] * len(engines), f"{role} still runs something"

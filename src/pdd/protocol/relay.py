@@ -20,8 +20,8 @@ and is ignored; one that contradicts what a live attempt was asked makes that at
 Life of a request::
 
     prefill ──first token──► route? ──DIRECT──► wait for main's KV ─────────────────► main decode ──► finish
-                               │  ▲                 │ asked again by timer                 ▲
-                               │  └─────────────────┘                                      │
+      │  ▲                     │  ▲                 │ asked again by timer                 ▲
+      └──┘ held: no room       │  └─────────────────┘                                      │
                                └────RELAY─► wait for relay's KV ─► relay decode ─ main's KV ready: hand-off?
                                                                         │   ├─ ONE_SHOT: stop relay ──┘
                                                                         │   └─ CATCH_UP: extend at main, ask again
@@ -39,7 +39,7 @@ from typing import assert_never
 
 from pdd.core.errors import LocalProtocolError
 from pdd.core.ids import TokenId
-from pdd.core.request import FinishReason, HandoffMode, Role, Route
+from pdd.core.request import FinishReason, HandoffMode, Role, Route, SendClass
 from pdd.core.units import Seconds
 from pdd.protocol.relay_messages import (
     AnswerComplete,
@@ -55,6 +55,8 @@ from pdd.protocol.relay_messages import (
     Fail,
     Finish,
     HandoffChosen,
+    PrefillHeld,
+    PrefillResumed,
     Replicate,
     RouteChosen,
     SetTimer,
@@ -143,6 +145,14 @@ class _Extend:
     num_known: int
 
 
+class _Pause(Enum):
+    """Why no prefill runs though there is no token yet."""
+
+    NOBODY_UP = auto()
+    HELD = auto()
+    """Others go first."""
+
+
 class _Awaited(Enum):
     """What a recovery waits for."""
 
@@ -179,7 +189,7 @@ class Relay:
         self._handoff_asked = False
         self._prefill_losses = 0
         self._prefill_waits = 0
-        self._prefill_awaited = False
+        self._pause: _Pause | None = None
         self._decoder: _Decoder | None = None
         self._extend: _Extend | None = None
         self._transfers: dict[Role, _Transfer] = {}
@@ -242,6 +252,8 @@ class Relay:
                 return self._on_lost(event.attempt, unavailable=False)
             case WorkerUnavailable():
                 return self._on_lost(event.attempt, unavailable=True)
+            case PrefillHeld() | PrefillResumed():
+                return self._on_prefill_turn(event)
             case RouteChosen():
                 return self._on_route(event)
             case HandoffChosen():
@@ -361,6 +373,16 @@ class Relay:
             return self._await_prefill()
         return self._lose_decoder(decoder)
 
+    def _on_prefill_turn(self, event: PrefillHeld | PrefillResumed) -> list[Command]:
+        """What a held prefill has computed stays cached. The transfers go on: one of them waits for room."""
+        decoder = self._decoder
+        if isinstance(event, PrefillResumed):
+            return [self._begin_prefill()] if self._pause is _Pause.HELD else []
+        if self._emitted or decoder is None:
+            return []
+        self._decoder, self._pause = None, _Pause.HELD
+        return [Stop(attempt=decoder.attempt)]
+
     def _lose_decoder(self, decoder: _Decoder) -> list[Command]:
         self._decoder = None
         if not self._emitted:
@@ -438,8 +460,7 @@ class Relay:
         return self._resend() if self._may_resend() else self._advance()
 
     def _on_recovery_due(self) -> list[Command]:
-        if self._prefill_awaited:
-            self._prefill_awaited = False
+        if self._pause is _Pause.NOBODY_UP:
             return self._start_prefill()
         recovery = self._recovery
         if recovery is None or recovery.awaited is None:
@@ -578,8 +599,12 @@ class Relay:
         plan = self._plan
         wanted = ((Role.MAIN_DECODE, plan.prepare_main), (Role.RELAY_DECODE, plan.prepare_relay))
         orders: list[Command] = [self._replicate(target) for target, is_wanted in wanted if is_wanted]
+        return [*orders, self._begin_prefill()]
+
+    def _begin_prefill(self) -> StartDecode:
+        self._pause = None
         self._decoder = _Decoder(self._next_attempt(), Role.PREFILL, end=1)
-        return [*orders, StartDecode(attempt=self._decoder.attempt, role=Role.PREFILL, num_known=0, max_tokens=1)]
+        return StartDecode(attempt=self._decoder.attempt, role=Role.PREFILL, num_known=0, max_tokens=1)
 
     def _restart_prefill(self) -> list[Command]:
         self._prefill_losses += 1
@@ -592,7 +617,7 @@ class Relay:
         if self._prefill_waits >= self._plan.max_prefill_waits:
             return self._fail("no prefill worker is up")
         self._prefill_waits += 1
-        self._prefill_awaited = True
+        self._pause = _Pause.NOBODY_UP
         return [*self._release_transfers(), SetTimer(timer=Timer.RECOVER, delay=self._plan.recovery_delay)]
 
     def _release_transfers(self) -> list[Command]:
@@ -604,7 +629,9 @@ class Relay:
     def _replicate(self, target: Role) -> Replicate:
         transfer = _Transfer(self._next_attempt())
         self._transfers[target] = transfer
-        return Replicate(attempt=transfer.attempt, target=target)
+        # An answer of one token ends at prefill: main decode gets its prompt for the next turn's sake.
+        send_class = SendClass.BACKGROUND if self._plan.max_tokens == 1 else SendClass.NORMAL
+        return Replicate(attempt=transfer.attempt, target=target, send_class=send_class)
 
     def _start_decode(self, role: Role) -> StartDecode:
         self._decode_attempts += 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pdd.core.ids import TokenId
-from pdd.core.request import FinishReason, HandoffMode, Role, Route
+from pdd.core.request import FinishReason, HandoffMode, Role, Route, SendClass
 from pdd.core.units import Seconds
 
 
@@ -80,6 +80,16 @@ class WorkerUnavailable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillHeld:
+    """Main decode has no room for this request, so others' prompts are computed first. Without effect after the first token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillResumed:
+    """The prompt may be computed after all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouteChosen:
     """Answers ``AskRoute``. ``relay_cap`` limits relay decode's part of the answer, unless the plan already does."""
 
@@ -118,6 +128,8 @@ Event = (
     | TransferFailed
     | WorkerLost
     | WorkerUnavailable
+    | PrefillHeld
+    | PrefillResumed
     | RouteChosen
     | HandoffChosen
     | TimerFired
@@ -130,10 +142,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicate:
-    """Order the prompt's blocks from prefill's node to ``target``'s node, and watch them arrive there."""
+    """Order the prompt's blocks from prefill's node to ``target``'s node, and watch them arrive there.
+
+    In the class BACKGROUND nobody waits for them.
+    """
 
     attempt: int
     target: Role
+    send_class: SendClass = SendClass.NORMAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from pdd.router.driver.request.decoders import Decoders
 from pdd.router.driver.request.mailbox import Inbox, InboxEvent, Refusal
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.prefill_turns import PrefillTurns
 from pdd.router.driver.workers.worker import Seat, Worker
 from pdd.sim.loop import VirtualTimeLoop, run
 from tests.support.worlds import KV_FORMAT
@@ -103,13 +104,23 @@ class Stage:
             async with asyncio.TaskGroup() as tasks:
                 self.pool.start(tasks)
                 async with asyncio.TaskGroup() as own:
-                    decoders = Decoders(own, inbox=self.inbox, pool=self.pool, clock=LoopClock(), settings=SETTINGS)
+                    decoders = self.decoders(own)
                     await scene(decoders)
                     decoders.stop_all()
                 self.pool.stop()
             assert self.engine.num_open == 0, "no stream is left open"
 
         run(main())
+
+    def decoders(self, tasks: asyncio.TaskGroup) -> Decoders:
+        return Decoders(
+            tasks,
+            inbox=self.inbox,
+            prefill_turn=PrefillTurns().turn(lambda _: None),
+            pool=self.pool,
+            clock=LoopClock(),
+            settings=SETTINGS,
+        )
 
     def sit(self, number: int = 0) -> Seat:
         return self.pool.take(WorkerId(f"engine-{number}" if number else "engine"))
@@ -443,7 +454,7 @@ def test_the_end_of_a_request_ends_its_attempts_and_its_timers() -> None:
     async def main() -> None:
         await stage.pool.check_all()
         async with asyncio.TaskGroup() as own:
-            decoders = Decoders(own, inbox=stage.inbox, pool=stage.pool, clock=LoopClock(), settings=SETTINGS)
+            decoders = stage.decoders(own)
             decoders.decode(stage.sit(), generation(), has_prompt=True)
             decoders.set_timer(relay.Timer.RECOVER, Seconds(5.0))
             decoders.set_route_timer(Seconds(5.0))

@@ -950,6 +950,8 @@ def test_the_second_prefill_sends_from_its_own_node() -> None:
             assert client.result().report.ttst_s is not None
             assert client.result().report.ttst_s < 1.0
             assert (await world.nodes[MD].stats()).received_bytes["node-p-1"] >= 4 * BLOCK_BYTES
+            starts = [c for _, c in world.commands if isinstance(c, relay.StartDecode) and c.role is P]
+            assert len(starts) == 2
             await finish(world)
 
     run(main())

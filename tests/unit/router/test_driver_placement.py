@@ -201,15 +201,15 @@ def test_prefill_is_measured_by_what_it_computed_in_the_time_it_was_busy() -> No
     async def scene() -> None:
         first, second = stage.sit(P, LONG[:9]), stage.sit(P, LONG[:19])
         await asyncio.sleep(1.0)
-        stage.pool.prefilled(first)
+        stage.pool.prefilled(first, whole=True)
         await asyncio.sleep(1.0)
-        stage.pool.prefilled(second)
+        stage.pool.prefilled(second, whole=True)
         assert (first.worker.name, second.worker.name) == ("p0", "p1")
         assert stage.pool.pace(P).unit_s == pytest.approx(3.0 / 30)
         assert stage.pool.pace(P).slowness(WorkerId("p0"), Seconds(2.0)) == pytest.approx(1.0, abs=0.05)
         third = stage.sit(P, LONG[:39])
         await asyncio.sleep(1.0)
-        stage.pool.prefilled(third)
+        stage.pool.prefilled(third, whole=True)
         assert stage.pool.pace(P).slowness(third.worker.name, Seconds(3.0)) < 1.0
 
     stage.play(scene)
@@ -222,7 +222,7 @@ def test_prompts_that_are_computed_side_by_side_do_not_make_each_other_look_slow
         seats = [stage.pool.take(WorkerId("p0"), num_missing=9) for _ in range(4)]
         await asyncio.sleep(4.0)
         for seat in seats:
-            stage.pool.prefilled(seat)
+            stage.pool.prefilled(seat, whole=True)
         assert stage.pool.pace(P).unit_s == pytest.approx(4.0 / 40)
 
     stage.play(scene)

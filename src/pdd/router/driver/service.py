@@ -30,6 +30,7 @@ from pdd.router.driver.workers.directory import BlockDirectory
 from pdd.router.driver.workers.pins import PinBoard
 from pdd.router.driver.workers.placement import Placement
 from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.prefill_turns import PrefillTurns
 from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.events import EventSink
 
@@ -81,6 +82,7 @@ class Driver:
             directory=directory,
             conversations=self.conversations,
             placement=placement,
+            prefill_turns=PrefillTurns(),
             traffic=Traffic.under(settings.policy),
             clock=clock,
             kv_format=kv_format,

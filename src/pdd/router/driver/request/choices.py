@@ -24,7 +24,7 @@ def plan_relay(
         max_tokens=request.max_tokens,
         stop_token_ids=request.stop_token_ids,
         prepare_main=prepare_main,
-        prepare_relay=prepare_relay and may_relay,
+        prepare_relay=prepare_relay and may_relay and request.max_tokens > 1,
         may_reroute=may_relay,
         relay_cap=floor if capped else None,
         relay_floor=floor,

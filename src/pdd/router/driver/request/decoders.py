@@ -16,6 +16,7 @@ from pdd.router.driver.patience import Vigil, closing_within
 from pdd.router.driver.request.mailbox import Inbox, InboxEvent, Refusal, RouteDue
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.prefill_turns import PrefillTurn
 from pdd.router.driver.workers.worker import Seat
 
 _logger = logging.getLogger(__name__)
@@ -37,13 +38,21 @@ class Decoders:
     """Decodes, extends and timers of one request. Everything runs in ``tasks``; ``stop_all`` ends it in a fixed order."""
 
     def __init__(
-        self, tasks: asyncio.TaskGroup, *, inbox: Inbox, pool: Pool, clock: Clock, settings: DriverSettings
+        self,
+        tasks: asyncio.TaskGroup,
+        *,
+        inbox: Inbox,
+        prefill_turn: PrefillTurn,
+        pool: Pool,
+        clock: Clock,
+        settings: DriverSettings,
     ) -> None:
         self.admitted = asyncio.Event()
         """While it is not set, the first token of an answer is held back."""
         self.admitted.set()
         self._tasks = tasks
         self._inbox = inbox
+        self._prefill_turn = prefill_turn
         self._pool = pool
         self._clock = clock
         self._settings = settings
@@ -166,7 +175,8 @@ class Decoders:
         if seat.worker.role is not Role.PREFILL:
             course.beside = self._pool.begin_decoding(seat)
         elif generation.first_position == 0:
-            self._pool.prefilled(seat)
+            self._prefill_turn.over()
+            self._pool.prefilled(seat, whole=list(self._seats.values()).count(seat) == 1)
 
     def _note_end(self, seat: Seat, course: _Course, seconds: Seconds) -> None:
         if course.num_spans == 0:

@@ -39,6 +39,8 @@ from pdd.router.driver.workers.conversations import Conversations
 from pdd.router.driver.workers.directory import BlockDirectory
 from pdd.router.driver.workers.placement import Placement
 from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.prefill_turns import PrefillTurns
+from pdd.router.driver.workers.worker import Seat
 
 _logger = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class Surroundings:
     directory: BlockDirectory
     conversations: Conversations
     placement: Placement
+    prefill_turns: PrefillTurns
     traffic: Traffic
     clock: Clock
     kv_format: KvFormat
@@ -87,9 +90,11 @@ class RequestRun:
             self._conversation,
             num_blocks=shared.kv_format.num_full_blocks(len(request.prompt) + request.max_tokens),
         )
+        self._prefill_turn = shared.prefill_turns.turn(self._on_prefill_turn)
         self._decoders = Decoders(
             self._tasks,
             inbox=self.inbox,
+            prefill_turn=self._prefill_turn,
             pool=shared.pool,
             clock=shared.clock,
             settings=settings,
@@ -104,6 +109,7 @@ class RequestRun:
             inbox=self.inbox,
             reporter=self._reporter,
             admitted=self._decoders.admitted,
+            prefill_turn=self._prefill_turn,
         )
         self._prospects = Prospects(
             request,
@@ -139,6 +145,7 @@ class RequestRun:
         finally:
             stopping = Unavailable("the router is stopping", retry_after_s=self._shared.settings.retry_after)
             self._end("aborted", stopping)
+            self._prefill_turn.over()
             self._seats.give_up_all()
             patience = self._shared.settings.release_patience
             await self._paths.let_go(keep_main=self._complete, patience=patience)
@@ -178,7 +185,14 @@ class RequestRun:
         self._reporter.note("worker_lost", role=seat.worker.role, worker=seat.worker.name)
         self._seats.lose(seat)
         if self._relay.num_emitted == 0:
-            self._paths.prefill_lost()
+            self._lose_prefill()
+
+    def _lose_prefill(self) -> None:
+        self._prefill_turn.over()
+        self._paths.prefill_lost()
+
+    def _on_prefill_turn(self, goes_on: bool) -> None:
+        self.inbox.post(relay.PrefillResumed() if goes_on else relay.PrefillHeld())
 
     # Commands out -----------------------------------------------------------------------------------------------------
 
@@ -238,11 +252,21 @@ class RequestRun:
         seat = self._seats.take(command.role)
         if seat is None:
             self.inbox.post(relay.WorkerUnavailable(attempt=command.attempt))
-        else:
-            if command.num_known == 0 and command.role is Role.PREFILL:
-                self.report.missing_blocks_at_prefill = seat.num_missing
-            generation = self._generation(command.attempt, command.num_known, command.max_tokens)
-            self._decoders.decode(seat, generation, has_prompt=self._paths.is_ready(command.role))
+            return
+        if command.num_known == 0 and not self._begin_prefill(seat):
+            self.inbox.post(relay.WorkerLost(attempt=command.attempt))
+            return
+        generation = self._generation(command.attempt, command.num_known, command.max_tokens)
+        self._decoders.decode(seat, generation, has_prompt=self._paths.is_ready(command.role))
+
+    def _begin_prefill(self, seat: Seat) -> bool:
+        """False: the worker at whose node the transfers wait for blocks is gone. That can happen while a prefill is held."""
+        if not self._paths.begins_at(seat.worker):
+            self._lose_prefill()
+            return False
+        self.report.missing_blocks_at_prefill = seat.num_missing
+        self._prefill_turn.begin(seat.worker.name)
+        return True
 
     def _start_extend(self, command: relay.StartExtend) -> None:
         self._reporter.note("extend_started", known=command.num_known)
@@ -325,7 +349,7 @@ class RequestRun:
             self._end("client_left", None)
             return
         self._complete = True
-        if self._conversation is None or not self._conversation.last_filtered:  # else it would never get there
+        if not self._must_cross():
             self._paths.spare_the_line()
         self._remember()
         if self._held is not None:
@@ -335,6 +359,11 @@ class RequestRun:
             self.outbox.send(replace(self._last_span, first_position=end, tokens=(), finish_reason=command.reason))
         self._held = None
         self._end("finished", None)
+
+    def _must_cross(self) -> bool:
+        """Relay decode has answered two turns in a row: what always gives way would never get to main decode."""
+        once_more = self._conversation is not None and self._conversation.last_filtered
+        return once_more and self._relay.num_emitted > 1  # main decode was to have nothing of what prefill ended
 
     def _remember(self) -> None:
         """The next turn begins with this one's tokens: it should go to where their KV is."""

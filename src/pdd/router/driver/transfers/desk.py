@@ -13,8 +13,8 @@ from pdd.core.units import Bytes
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.transfers.lines import LineBook
 from pdd.router.driver.transfers.room_line import RoomLine
-from pdd.router.driver.transfers.spec import TransferSpec, TransferState
-from pdd.router.driver.transfers.transfer import Transfer, TransferListener
+from pdd.router.driver.transfers.spec import TransferListener, TransferSpec, TransferState
+from pdd.router.driver.transfers.transfer import Transfer
 from pdd.router.driver.workers.directory import BlockDirectory
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.worker import Worker

@@ -12,6 +12,7 @@ from pdd.core.ids import NodeId, WorkerId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import Role
 from pdd.core.units import Bytes, Seconds
+from pdd.policy.prefill_turns import Standing
 from pdd.protocol import relay
 from pdd.router.base import TokenRequest
 from pdd.router.driver.request.mailbox import Inbox, Refusal, RouteDue
@@ -21,6 +22,7 @@ from pdd.router.driver.transfers.desk import TransferDesk
 from pdd.router.driver.transfers.spec import TransferSpec, TransferState
 from pdd.router.driver.transfers.transfer import Transfer
 from pdd.router.driver.workers.directory import BlockDirectory
+from pdd.router.driver.workers.prefill_turns import PrefillTurn
 from pdd.router.driver.workers.worker import Worker
 
 _logger = logging.getLogger(__name__)
@@ -30,8 +32,9 @@ _READY_EVENTS = {Role.MAIN_DECODE: "main_ready", Role.RELAY_DECODE: "relay_ready
 class KvPaths:
     """Places, watches and releases the transfers of one request. ``let_go`` at the end.
 
-    ``admitted`` is cleared while main decode's node has no room and the answer has no token yet: the request waits in
-    line. Relay decode's node without room just means that this request doesn't relay (``relay_refused``).
+    While main decode's node has no room and the answer has no token yet, the request waits in line: ``admitted`` is cleared,
+    and others' prompts are computed first (``prefill_turn``). Relay decode's node without room just means that this
+    request doesn't relay (``relay_refused``).
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class KvPaths:
         inbox: Inbox,
         reporter: Reporter,
         admitted: asyncio.Event,
+        prefill_turn: PrefillTurn,
     ) -> None:
         self._request = request
         self._kv_format = kv_format
@@ -55,6 +59,7 @@ class KvPaths:
         self._inbox = inbox
         self._reporter = reporter
         self._admitted = admitted
+        self._prefill_turn = prefill_turn
         self._hashes = hashes
         self._source: Worker | None = None
         self._roles: dict[int, Role] = {}
@@ -135,8 +140,6 @@ class KvPaths:
     def replicate(self, command: relay.Replicate) -> None:
         """Places an order at prefill's node and a watch at the target's. What can't be placed has failed at once."""
         self._roles[command.attempt] = command.target
-        if command.target is Role.MAIN_DECODE:
-            self._admitted.set()
         target = self._seats.take(command.target)
         if not self._hashes and target is not None:
             self._inbox.post(relay.TransferReady(attempt=command.attempt))
@@ -148,6 +151,7 @@ class KvPaths:
         transfer = self._desk.place(self._spec(command, source, target.worker), self)
         self._by_attempt[command.attempt] = transfer
         self._latest[command.target] = transfer
+        self._note_room(transfer)
         if self._prefilled:
             transfer.prefill_done()
 
@@ -166,6 +170,10 @@ class KvPaths:
             transfer.release()
         else:
             transfer.demote()
+
+    def begins_at(self, prefill: Worker) -> bool:
+        """Whether transfers wait for what ``prefill`` computes; any other's work would be at another node."""
+        return self._source in (None, prefill)
 
     def prefill_lost(self) -> None:
         """The next prefill may run elsewhere: its node is the source then."""
@@ -225,6 +233,7 @@ class KvPaths:
             target=target,
             hashes=self._hashes,
             reserve_blocks=self._kv_format.num_full_blocks(budget),
+            send_class=command.send_class,
         )
 
     def on_informed(self, transfer: Transfer) -> None:
@@ -235,12 +244,7 @@ class KvPaths:
     def on_change(self, transfer: Transfer) -> None:
         """See ``TransferListener``."""
         spec = transfer.spec
-        if spec.role is Role.RELAY_DECODE:
-            self.relay_refused = transfer.state is TransferState.REFUSED or _found_no_room(transfer)
-        elif transfer.state is TransferState.REFUSED and not self._prefilled:
-            self._admitted.clear()
-        else:
-            self._admitted.set()
+        self._note_room(transfer)
         match transfer.state:
             case TransferState.PLACED | TransferState.MOVING:
                 pass
@@ -256,14 +260,29 @@ class KvPaths:
             case _:
                 assert_never(transfer.state)
 
+    def _note_room(self, transfer: Transfer) -> None:
+        """Whether the request waits for room depends on both of its targets."""
+        if transfer.spec.role is Role.RELAY_DECODE:
+            self.relay_refused = transfer.refused or _found_no_room(transfer)
+        main = self.to_main
+        if main is None or not main.refused or self._prefilled:
+            self._admitted.set()
+            self._prefill_turn.stand(Standing.ROOM)
+        else:
+            self._admitted.clear()
+            has_place = self.is_at_relay and not self.relay_refused
+            self._prefill_turn.stand(Standing.RELAY_ONLY if has_place else Standing.NOTHING)
+
     def _on_failed(self, transfer: Transfer) -> None:
-        """Main decode without room refuses the request while it has no token; later it must compute what it lacks.
+        """Main decode without room refuses the request while it has no token, unless that is its last; later it must compute
+        what it lacks.
 
         Relay decode without room (``relay_refused``) is not chosen any more, so that its transfer's failure starts nothing;
         a relay that was chosen before goes on, and relay decode computes what it lacks.
         """
         role, error = transfer.spec.role, transfer.error
-        if _found_no_room(transfer) and role is Role.MAIN_DECODE and not self._prefilled:
+        waited_for = role is Role.MAIN_DECODE and not self._prefilled and not transfer.demoted
+        if waited_for and _found_no_room(transfer):
             assert error is not None
             self._inbox.post(Refusal(error=error))
             return

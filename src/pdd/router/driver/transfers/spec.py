@@ -1,14 +1,18 @@
-"""What a transfer moves, and how far it has got."""
+"""What a transfer moves, how far it has got, and who is told."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TYPE_CHECKING, Protocol
 
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId
-from pdd.core.request import Role
+from pdd.core.request import Role, SendClass
 from pdd.router.driver.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from pdd.router.driver.transfers.transfer import Transfer
 
 
 class TransferState(Enum):
@@ -23,7 +27,10 @@ class TransferState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferSpec:
-    """What is moved. ``hashes`` is not empty; ``reserve_blocks`` covers prompt and output budget."""
+    """What is moved. ``hashes`` is not empty; ``reserve_blocks`` covers prompt and output budget.
+
+    ``send_class`` is the one that it begins in.
+    """
 
     name: str
     attempt: int
@@ -32,6 +39,7 @@ class TransferSpec:
     target: Worker
     hashes: tuple[BlockHash, ...]
     reserve_blocks: int
+    send_class: SendClass = SendClass.NORMAL
 
     @property
     def nodes(self) -> tuple[NodeId, NodeId]:
@@ -46,3 +54,15 @@ class TransferSpec:
     @property
     def crosses_line(self) -> bool:
         return self.source.cluster != self.target.cluster
+
+
+class TransferListener(Protocol):
+    """Whoever a transfer is made for. Nothing is told after ``release`` or ``detach``."""
+
+    def on_change(self, transfer: Transfer) -> None:
+        """Its ``state`` is another one."""
+        ...
+
+    def on_informed(self, transfer: Transfer) -> None:
+        """Its target has said what it lacks: ``num_missing`` is known."""
+        ...

@@ -1,8 +1,9 @@
 """One request's KV on its way from prefill's node to a decoder's node: a standing order there, a watch here.
 
 A transfer is placed before prefill begins and outlives whatever can be outlived: a target without room is asked again, a
-node that restarted gets its watch or order anew, each with a patience of its own. It ends READY (every block is at the
-target, checked and leased until the transfer is released) or FAILED (it never will be; nothing is held any more).
+node that restarted gets its watch or order anew, each with a patience of its own. Order and watch go out together; while the
+target has no room no order stands, since blocks that can't be kept would cross for nothing. It ends READY (every block is at
+the target, checked and leased until the transfer is released) or FAILED (it never will be; nothing is held any more).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Protocol
 
 from pdd.core.clock import Clock
 from pdd.core.errors import BlocksLost, CapacityExhausted, ContextTooLong, Incompatible, NodeFailed, PddError
@@ -21,24 +21,12 @@ from pdd.kvnode.base import ReplicationOrder, ReplicationProgress, Watch
 from pdd.router.driver.patience import Patience, closing_within
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.transfers.lines import LineBook
-from pdd.router.driver.transfers.room_line import RoomLine, Turn
-from pdd.router.driver.transfers.spec import TransferSpec, TransferState
+from pdd.router.driver.transfers.room_line import RoomLine
+from pdd.router.driver.transfers.spec import TransferListener, TransferSpec, TransferState
 from pdd.router.driver.transfers.standstill import Standstill
 from pdd.router.driver.workers.pool import Pool
 
 _logger = logging.getLogger(__name__)
-
-
-class TransferListener(Protocol):
-    """Whoever a transfer is made for. Nothing is told after ``release`` or ``detach``."""
-
-    def on_change(self, transfer: Transfer) -> None:
-        """Its ``state`` is another one."""
-        ...
-
-    def on_informed(self, transfer: Transfer) -> None:
-        """Its target has said what it lacks: ``num_missing`` is known."""
-        ...
 
 
 class Transfer:
@@ -58,22 +46,22 @@ class Transfer:
     ) -> None:
         """``make_room`` is called whenever the target had none for a transfer that somebody may wait for."""
         self.spec = spec
-        self.state = TransferState.PLACED
+        self._turn = room.turn()
+        self.state = TransferState.REFUSED if self._turn.must_wait else TransferState.PLACED
         self.error: PddError | None = None
         self.progress: ReplicationProgress | None = None
         self._listener = listener
         self._pool = pool
         self._lines = lines
-        self._room = room
         self._make_room = make_room
         self._clock = clock
         self._settings = settings
         self._detached = False
-        self._send_class = SendClass.NORMAL
+        self._send_class = spec.send_class
         self._tasks: asyncio.TaskGroup | None = None
         self._prefilled = asyncio.Event()
         self._prefilled_at: Seconds | None = None
-        self._refused_at: Seconds | None = None
+        self._refused_at = clock.now() if self.refused else None
         self._released = asyncio.Event()
         self._ended = asyncio.Event()
         self._evicted = asyncio.Event()
@@ -81,6 +69,7 @@ class Transfer:
         self.is_targets_fault = False
         """It has failed because the target was away, or not what it should be."""
         self._num_placed = 0
+        self._order: asyncio.Task[None] | None = None
         self._standing: OrderId | None = None
         self._sent_before = 0
         self._standstill = Standstill(spec.source, spec.target, pool=pool, lines=lines, clock=clock, settings=settings)
@@ -183,53 +172,53 @@ class Transfer:
     async def _carry(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            parts = [tasks.create_task(self._keep_watch(), name=f"watch {self.spec.name}")]
-            if not self.spec.is_local:
-                parts.append(tasks.create_task(self._keep_order(), name=f"order {self.spec.name}"))
-            order = parts[-1]
-            parts.append(tasks.create_task(self._notice_standstill(), name=f"standstill {self.spec.name}"))
+            watch = tasks.create_task(self._keep_watch(), name=f"watch {self.spec.name}")
+            self._begin_order()
+            standstill = tasks.create_task(self._notice_standstill(), name=f"standstill {self.spec.name}")
             await self._released.wait()
-            if self._detached and self.state is TransferState.READY and self._standing is not None:
+            if self._detached and self.state is TransferState.READY and self._order and self._standing is not None:
                 # What was sent is told with the last acknowledgement, which comes after the block.
-                await asyncio.wait([order], timeout=self._settings.room_patience)
-            for part in reversed(parts):  # nothing is sent any more by the time that the room for it is given up
+                await asyncio.wait([self._order], timeout=self._settings.room_patience)
+            # Nothing is sent any more by the time that the room for it is given up.
+            for part in filter(None, (standstill, self._order, watch)):
                 part.cancel()
                 await asyncio.wait([part])
 
     # The target -------------------------------------------------------------------------------------------------------
 
     async def _keep_watch(self) -> None:
-        patience, turn = self._patience(), self._room.turn()
+        patience = self._patience()
         try:
             while not self.settled:
-                await self._watch_in_turn(turn, patience)
+                await self._watch_in_turn(patience)
         finally:
-            turn.over()
+            self._turn.over()
 
-    async def _watch_in_turn(self, turn: Turn, patience: Patience) -> None:
+    async def _watch_in_turn(self, patience: Patience) -> None:
         """Asks for room when it is this transfer's turn, then listens to the watch for as long as it lasts."""
-        if turn.must_wait and not await self._come(turn):
+        if self._turn.must_wait and not await self._come():
             limit = self._settings.retry_after
             self._settle(TransferState.FAILED, CapacityExhausted(f"no room at {self._target}", retry_after_s=limit))
             return
         try:
-            await self._watch_once(turn, patience)
+            await self._watch_once(patience)
         except CapacityExhausted:
-            turn.refused()
+            self._turn.refused()
             if not self.demoted:
                 self._make_room()
         except PddError as error:
-            turn.over()
+            self._turn.over()
             await self._bear(error, patience, is_targets=True)
 
-    async def _come(self, turn: Turn) -> bool:
+    async def _come(self) -> bool:
         """Waits in line; False when it has waited for too long."""
+        self._end_order()
         self._change(TransferState.REFUSED)
         self._refused_at = self._clock.now() if self._refused_at is None else self._refused_at
         while not self._has_waited_too_long(self._refused_at):
             try:
                 async with asyncio.timeout(self._settings.room_patience):
-                    await turn.come()
+                    await self._turn.come()
                 return True
             except TimeoutError:
                 pass
@@ -240,9 +229,9 @@ class Transfer:
         now, settings = self._clock.now(), self._settings
         if self._prefilled_at is not None and now - self._prefilled_at >= settings.room_patience:
             return True
-        return now - since >= settings.admission.max_queue_s
+        return self.demoted or now - since >= settings.admission.max_queue_s
 
-    async def _watch_once(self, turn: Turn, patience: Patience) -> None:
+    async def _watch_once(self, patience: Patience) -> None:
         watch = Watch(
             watch=WatchId(self._next_name()), hashes=self.spec.hashes, reserve_blocks=self.spec.reserve_blocks
         )
@@ -251,7 +240,7 @@ class Transfer:
             num_ready: int | None = None
             async for readiness in readings:
                 patience.forget()
-                turn.over()
+                self._turn.over()
                 self._refused_at = None
                 self._take_readiness(readiness.num_ready, num_ready)
                 num_ready = readiness.num_ready
@@ -266,9 +255,21 @@ class Transfer:
             return
         if before is None and self._order_done:
             self._evicted.set()  # they came before there was room to keep them
+        self._begin_order()
         self._change(TransferState.MOVING)
 
     # The source -------------------------------------------------------------------------------------------------------
+
+    def _begin_order(self) -> None:
+        """Unless it stands already, or there is nothing to send."""
+        if self._order is None and self._tasks is not None and not self.spec.is_local:
+            self._order = self._tasks.create_task(self._keep_order(), name=f"order {self.spec.name}")
+
+    def _end_order(self) -> None:
+        """The target has no room for what it would send."""
+        if self._order is not None:
+            self._order.cancel()
+            self._order = None
 
     async def _keep_order(self) -> None:
         patience = self._patience()

@@ -177,12 +177,16 @@ class Pool:
         """Prefill's work is counted in blocks that were missing (and one for the rest), that of decoders in tokens."""
         return self._paces[role]
 
-    def prefilled(self, seat: Seat) -> None:
-        """Prefill's first token has come. The worker was busy with it since it came, or since the one before was done."""
+    def prefilled(self, seat: Seat, *, whole: bool) -> None:
+        """Prefill's first token has come. The worker was busy with it since it came, or since the one before was done.
+
+        Unless ``whole``: it was held in between, so how long it took is not known.
+        """
         now, state = self.clock.now(), self._states[seat.worker.name]
         begun, state.last_prefill_at = max(seat.taken_at, state.last_prefill_at), now
-        pace = self._paces[Role.PREFILL]
-        pace.record(seat.worker.name, work=seat.num_missing + 1, seconds=Seconds(now - begun), now=now)
+        if whole:
+            pace = self._paces[Role.PREFILL]
+            pace.record(seat.worker.name, work=seat.num_missing + 1, seconds=Seconds(now - begun), now=now)
 
     def prefill_time(self, seat: Seat) -> Seconds | None:
         """How long prefill will take to its first token if nothing of the prompt is cached, after all that others lack
