@@ -1,13 +1,14 @@
 """From spans of tokens to text: the same however tokens are grouped, stop strings included."""
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pdd.core.request import FinishReason
 from pdd.engine.catalog import find_model
 from pdd.router.api.text import AnswerText
 from pdd.router.api.tokenizer import TextCodec
+from tests.support.vocabularies import byte_level_word
 
 ASSETS = find_model("scripted").load_text()
 CODEC = TextCodec(ASSETS)
@@ -98,6 +99,27 @@ def test_a_stop_string_can_be_completed_by_the_final_flush():
     assert answer.push([first]).text == ""
     assert answer.finish() == ""
     assert answer.stopped
+
+
+@pytest.mark.parametrize("spelled", ["\ufffd".encode(), b"\xff", b"\xc0"], ids=bytes.hex)
+def test_a_stop_string_of_replacement_characters_is_seen_at_its_last_one(spelled):
+    letters = ASSETS.tokenizer.get_vocab()
+    token_ids = [letters[byte_level_word(bytes([byte]))] for byte in spelled]
+    answer = AnswerText(CODEC.detokenizer(), ["\ufffd" * 5])
+    piece = answer.push(token_ids * 60)
+    assert (piece.text, piece.num_tokens, answer.stopped) == ("", 5 * len(spelled), True)
+
+
+@given(tokens=TOKENS)
+def test_an_answer_is_remembered_up_to_a_character_that_is_none(tokens):
+    """Tokens may end there as at any other character."""
+    assume("END" not in ASSETS.tokenizer.decode(tokens))
+    invalid = ASSETS.tokenizer.get_vocab()[byte_level_word(b"\xff")]
+    answer = AnswerText(CODEC.detokenizer(), ["END"])
+    answer.push([*tokens, invalid, *ASSETS.tokenizer.encode("END", add_special_tokens=False).ids])
+    kept = answer.answer_tokens(ended_by=None)
+    assert kept.tokens == (*tokens, invalid)
+    assert kept.num_characters == len(answer.text)
 
 
 @pytest.mark.parametrize("special", sorted(ASSETS.stop_token_ids))

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, normalizers
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.processors import TemplateProcessing
 
 from pdd.core.errors import ConfigError, InvalidRequest
@@ -37,6 +35,13 @@ def test_a_conversation_is_rendered_up_to_where_the_answer_begins():
 def test_a_broken_template_is_a_configuration_error():
     with pytest.raises(ConfigError, match="chat template"):
         codec(chat_template="{% for %}")
+
+
+def test_a_decoder_that_does_not_go_token_by_token_is_a_configuration_error():
+    tokenizer = Tokenizer.from_str(ASSETS.tokenizer.to_str())
+    tokenizer.decoder = decoders.CTC()
+    with pytest.raises(ConfigError, match=r"decoder: .*CTC"):
+        codec(tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -105,36 +110,3 @@ def test_nothing_is_said_of_lengths_where_a_normalizer_drops_text(normalizer):
     tokenizer = Tokenizer.from_str(ASSETS.tokenizer.to_str())
     tokenizer.normalizer = normalizer
     assert codec(tokenizer=tokenizer).least_tokens(10**9) == 0
-
-
-def byte_fallback_tokenizer() -> Tokenizer:
-    """Words, and bytes for whatever they don't spell: as SentencePiece has it, blanks written as low lines."""
-    vocabulary = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *("▁", "▁a", "a", "b", "▁b")]
-    merges = [("▁", "a"), ("▁", "b")]
-    ids = {token: index for index, token in enumerate(vocabulary)}
-    tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, unk_token="<unk>", byte_fallback=True))
-    tokenizer.pre_tokenizer = Metaspace(prepend_scheme="first", split=False)
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return tokenizer
-
-
-@given(st.text(st.sampled_from("ab é漢🎉\n"), max_size=20))
-def test_characters_that_are_spelled_in_byte_tokens_come_out_whole(text):
-    text = "a" + text  # a first blank is what such tokenizers lose
-    tokenizer = byte_fallback_tokenizer()
-    detokenizer = codec(tokenizer=tokenizer, stop_token_ids=frozenset()).detokenizer()
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    pieces = [detokenizer.push(token) for token in ids]
-    assert not any("\ufffd" in piece for piece in pieces)
-    assert "".join(pieces) + detokenizer.finish() == text == tokenizer.decode(ids)
-
-
-def test_bytes_that_make_no_character_take_nothing_back_and_end_nothing():
-    tokenizer = byte_fallback_tokenizer()
-    detokenizer = codec(tokenizer=tokenizer, stop_token_ids=frozenset()).detokenizer()
-    tokens = [tokenizer.token_to_id(token) for token in ("a", "<0x7B>", "<0x82>", "▁b", "<0xE6>")]
-    assert [detokenizer.push(token) for token in tokens] == ["a", "{", "", "\ufffd b", ""]
-    assert detokenizer.finish() == "\ufffd"
-    assert detokenizer.finish() == ""

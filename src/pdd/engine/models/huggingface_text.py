@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from pdd.core.errors import ConfigError
 from pdd.core.ids import TokenId
+from pdd.engine.models.decoder import split_decoder
 from pdd.engine.models.huggingface import read_json
 from pdd.engine.models.text import TextAssets
 
@@ -45,6 +46,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _check_special_tokens(path, tokenizer)
+    _check_decoder(path, tokenizer)
     return tokenizer
 
 
@@ -58,6 +60,13 @@ def _check_special_tokens(path: Path, tokenizer: Tokenizer) -> None:
                 f"{path}: special token {token.content!r} is matched in normalized text: "
                 'it must have "normalized": false'
             )
+
+
+def _check_decoder(path: Path, tokenizer: Tokenizer) -> None:
+    try:
+        split_decoder(tokenizer)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _token(value: object) -> str | None:

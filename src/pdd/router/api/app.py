@@ -102,7 +102,7 @@ def create_app(
     """The front door as an application; ``serve`` it. ``health`` must not block; ``wall_clock`` is seconds since 1970.
 
     Raises:
-        ConfigError: the model's chat template is broken.
+        ConfigError: as ``TextCodec``.
     """
     codec = TextCodec(text)
     door = _FrontDoor(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pdd.core.ids import TokenId
 from pdd.core.request import FinishReason
 from pdd.router.api.answers import AnswerTokens
+from pdd.router.api.detokenizer import Detokenizer
 from pdd.router.api.stops import StopScanner
-from pdd.router.api.tokenizer import Detokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Between text and token IDs: chat templates, encoding, incremental decoding.
+"""Between text and token IDs: chat templates, encoding, and a decoder for each answer.
 
 Encoding a long text blocks for milliseconds to seconds, so it goes to a thread; decoding goes token by token.
 """
@@ -21,6 +21,8 @@ from tokenizers import Tokenizer
 from pdd.core.errors import ConfigError, InvalidRequest
 from pdd.core.ids import TokenId
 from pdd.engine.models.text import TextAssets
+from pdd.engine.models.token_bytes import TokenBytes
+from pdd.router.api.detokenizer import Detokenizer
 from pdd.router.api.schema import Message
 from pdd.router.api.special_text import SpecialText, encode_document
 
@@ -28,17 +30,15 @@ _LONG_TEXT_CHARACTERS = 4096
 """About a millisecond of encoding: longer texts leave the event loop."""
 _MOST_COMPOSED = 4
 """No character decomposes canonically into more."""
-_UNFINISHED = "\ufffd"
-"""What decoders write for bytes that are no character, or none yet."""
 
 
 class TextCodec:
     """One model's text side; shared by all requests."""
 
-    __slots__ = ("_assets", "_most_characters", "_special_ids", "_special_text", "_template")
+    __slots__ = ("_assets", "_most_characters", "_special_ids", "_special_text", "_template", "_token_bytes")
 
     def __init__(self, assets: TextAssets) -> None:
-        """Raises ConfigError when the model's chat template is not a valid one."""
+        """Raises ConfigError when the chat template is not a valid one, or the decoder can't go token by token."""
         self._assets = assets
         self._template = _compile(assets.chat_template)
         self._special_text = SpecialText(assets.tokenizer)
@@ -46,6 +46,7 @@ class TextCodec:
         special = frozenset(index for index, token in added.items() if token.special)
         # Not every model marks what ends its answers as special; it is no part of them either way.
         self._special_ids = special | assets.stop_token_ids
+        self._token_bytes = TokenBytes(assets.tokenizer, textless=self._special_ids)
         self._most_characters = max(map(len, assets.tokenizer.get_vocab())) * _shrinkage(assets.tokenizer)
 
     def least_tokens(self, num_characters: int) -> int:
@@ -107,55 +108,7 @@ class TextCodec:
 
     def detokenizer(self) -> Detokenizer:
         """A decoder for one answer."""
-        return Detokenizer(self._assets.tokenizer, self._special_ids)
-
-
-class Detokenizer:
-    """Decodes one answer token by token. All pieces together are the decoding of all tokens, special ones left out.
-
-    Text waits while it ends in the middle of a character: later tokens may complete it. A vocabulary that spells characters
-    in byte tokens may take back what it has said, when bytes that make no character follow some that did: that stays
-    said here. (The library's own stream ends with an error then.)
-    """
-
-    __slots__ = ("_before", "_special_ids", "_text_before", "_tokenizer", "_waiting")
-
-    def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[TokenId]) -> None:
-        self._tokenizer = tokenizer
-        self._special_ids = special_ids
-        # Decoders treat the first token otherwise, so the tokens of the piece before are decoded once more with each piece.
-        self._before: list[TokenId] = []
-        self._text_before = ""
-        self._waiting: list[TokenId] = []
-
-    @property
-    def waits(self) -> bool:
-        """The tokens so far end in the middle of a character."""
-        return bool(self._waiting)
-
-    def push(self, token: TokenId) -> str:
-        """The text that ``token`` completes; often empty."""
-        if token in self._special_ids:
-            # All that waits is read again for each token, so a long run of textless tokens must not get in.
-            return ""
-        self._waiting.append(token)
-        text = self._decode([*self._before, *self._waiting])
-        if text.endswith(_UNFINISHED):
-            return ""
-        return self._release(text)
-
-    def finish(self) -> str:
-        """The rest after the last token: an unfinished character becomes U+FFFD."""
-        return self._release(self._decode([*self._before, *self._waiting])) if self._waiting else ""
-
-    def _release(self, text: str) -> str:
-        piece = text[len(self._text_before) :]
-        self._before, self._waiting = self._waiting, []
-        self._text_before = self._decode(self._before)
-        return piece
-
-    def _decode(self, tokens: list[TokenId]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return Detokenizer(self._token_bytes)
 
 
 def _compile(template: str) -> jinja2.Template:

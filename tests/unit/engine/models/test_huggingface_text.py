@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 
 from pdd.core.errors import ConfigError, InvalidRequest
 from pdd.engine.catalog import find_model
@@ -88,6 +88,14 @@ def test_special_tokens_that_are_matched_in_normalized_text_are_refused(folder):
     tokenizer.add_special_tokens([AddedToken("<extra>", special=True, normalized=True)])
     tokenizer.save(str(folder / "tokenizer.json"))
     with pytest.raises(ConfigError, match=r"'<extra>'.*\"normalized\": false"):
+        text_of(folder)
+
+
+def test_a_decoder_that_does_not_go_token_by_token_is_refused_by_file_and_step(folder):
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.decoder = decoders.CTC()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r'tokenizer.json: decoder: .*"type":"CTC"'):
         text_of(folder)
 
 
