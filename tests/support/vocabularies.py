@@ -31,6 +31,7 @@ OF_BYTE_TOKENS = {
     "gemma": decoders.Sequence(LLAMA[:3]),
     "nested": decoders.Sequence([decoders.Sequence(LLAMA[:2]), decoders.Sequence(LLAMA[2:])]),
     "replaced_in_the_text": decoders.Sequence([LLAMA[1], LLAMA[2], LLAMA[0], LLAMA[3]]),
+    "replaced_in_runs": decoders.Sequence([LLAMA[1], LLAMA[0]]),
     "metaspace_first": decoders.Sequence([decoders.Metaspace(), decoders.ByteFallback()]),
     "metaspace_last": decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(), decoders.Fuse()]),
 }

@@ -26,8 +26,7 @@ class Spelling:
 
 
 class TokenBytes:
-    """One vocabulary. ``first(token)`` spells a token that no other with a text comes before, ``later(token)`` any other; None
-    has no text.
+    """One vocabulary. ``first(token)`` spells the first token that has a text, ``later(token)`` one after it; None has none.
 
     A token is spelled when it first occurs, and kept: vocabularies are large, and most of a large one never occurs.
     """
@@ -56,7 +55,7 @@ class TokenBytes:
         to_bytes = self.decoder.to_bytes
         if if_followed == if_last:
             return Spelling(certain=to_bytes(if_last), if_followed=b"", if_last=b"")
-        return _spelling(to_bytes(if_followed), to_bytes(if_last))
+        return _divided(to_bytes(if_followed), to_bytes(if_last))
 
     def _piece_at(self, place: Place, piece: str) -> str:
         for step in self.decoder.piece_steps:
@@ -64,7 +63,7 @@ class TokenBytes:
         return piece
 
 
-def _spelling(if_followed: bytes, if_last: bytes) -> Spelling:
+def _divided(if_followed: bytes, if_last: bytes) -> Spelling:
     """What both begin with is certain."""
     pairs = enumerate(zip(if_followed, if_last, strict=False))
     size = next((at for at, (one, other) in pairs if one != other), min(len(if_followed), len(if_last)))

@@ -100,6 +100,7 @@ FALLBACK, FUSE = decoders.ByteFallback(), decoders.Fuse()
         ([decoders.Strip(" ", 0, 1)], '"stop":1'),
         ([FUSE, decoders.Strip(" ", 1, 1)], '"stop":1'),
         ([FUSE, decoders.Strip(" ", 1, 0), decoders.Strip("_", 1, 0)], "Strip"),
+        ([FUSE, decoders.Strip(" ", 1, 0), FUSE, decoders.Strip("_", 1, 0)], "Strip"),
         ([FUSE, decoders.Strip(" ", 1, 0), decoders.Replace("_", " ")], "Replace"),
         ([FUSE, decoders.Replace("ab", "c")], "Replace"),
         ([FUSE, decoders.Replace(Regex("a"), "c")], "Regex"),
