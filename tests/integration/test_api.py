@@ -30,7 +30,7 @@ from pdd.router.api.tokenizer import TextCodec
 from pdd.router.base import RequestReport, Steering
 from pdd.telemetry.metrics import RouterMetrics
 from tests.support.fake_service import FakeService, Step, steps
-from tests.support.front_door import HEALTHY, LIMITS, MODEL, NOW, Door, front_door, saying
+from tests.support.front_door import HEALTHY, LIMITS, MODEL, NOW, Door, front_door, parse_events, saying
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
@@ -51,16 +51,6 @@ async def stream(door: Door, path: str = "/v1/chat/completions", **fields) -> li
         assert response.status == 200, await response.text()
         assert response.content_type == "text/event-stream"
         return parse_events(await response.text())
-
-
-def parse_events(text: str) -> list:
-    events = []
-    for block in text.split("\n\n")[:-1]:
-        *kind, data = block.split("\n")
-        value = data.removeprefix("data: ")
-        decoded = value if value == "[DONE]" else json.loads(value)
-        events.append(("error", decoded) if kind == ["event: error"] else decoded)
-    return events
 
 
 def text_of(chunks: list) -> str:
@@ -131,6 +121,20 @@ async def test_without_include_usage_no_chunk_mentions_usage_nor_anything_of_pdd
     assert all(chunk["choices"] for chunk in chunks)
 
 
+async def test_with_continuous_usage_stats_each_chunk_says_what_the_answer_cost_so_far():
+    async with front_door(FakeService(script=saying("hi!"))) as door:
+        asked = {"include_usage": True, "continuous_usage_stats": True}
+        *chunks, done = await stream(door, stream_options=asked)
+        num_prompt = len(door.service.requests[0].prompt)
+        num_answer = len(door.tokenizer.encode("hi!").ids)
+    assert done == "[DONE]"
+    told = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert told == [*range(1, num_answer + 1), num_answer, num_answer], "each span, the finish, the end"
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {num_prompt}
+    assert all(chunk["usage"]["total_tokens"] == num_prompt + told[at] for at, chunk in enumerate(chunks))
+    assert chunks[-1]["choices"] == []
+
+
 async def test_a_streamed_completion_carries_text():
     async with front_door(FakeService(script=saying("hi!"))) as door:
         body = {"model": MODEL, "prompt": [5, 6], "stream": True}
@@ -150,12 +154,32 @@ async def test_models_are_listed_and_found():
             found = await response.json()
         async with door.http.get(door.url + "/v1/models/gpt-9") as response:
             missing = response.status, (await response.json())["error"]["code"]
+        async with door.http.get(f"{door.url}/v1/models/{'x' * 1000}") as response:
+            assert len((await response.json())["error"]["message"]) < 300
     assert listed["data"] == [found]
     assert (found["id"], found["object"], found["max_model_len"]) == (MODEL, "model", LIMITS.max_model_tokens)
     assert missing == (404, "model_not_found")
 
 
 # What reaches the service
+
+
+@pytest.mark.parametrize("model", [{}, {"model": None}, {"model": ""}])
+async def test_a_request_that_names_no_model_is_for_the_one_there_is(model):
+    async with front_door(FakeService(script=saying("x"))) as door:
+        status, body, _ = await door.post("/v1/chat/completions", {"messages": QUESTION["messages"], **model})
+    assert (status, body["model"]) == (200, MODEL)
+
+
+async def test_a_developer_speaks_as_the_system_and_a_silent_assistant_says_nothing():
+    user = QUESTION["messages"]
+    async with front_door(FakeService(script=saying("x"))) as door:
+        await door.chat(messages=[{"role": "developer", "content": "s"}, *user, {"role": "assistant"}, *user])
+        await door.chat(
+            messages=[{"role": "system", "content": "s"}, *user, {"role": "assistant", "content": ""}, *user]
+        )
+    developer, system = (request.prompt for request in door.service.requests)
+    assert developer == system
 
 
 async def test_options_reach_the_service():
@@ -203,9 +227,10 @@ async def test_cache_salts_separate_requests_of_one_tenant():
     async with front_door(FakeService(script=saying("x"))) as door:
         for salt in (None, "a", "b", "a"):
             await door.chat(pdd={"cache_salt": salt})
+        await door.chat(cache_salt="a")
     salts = [request.salt for request in door.service.requests]
     assert len(set(salts)) == 3
-    assert salts[1] == salts[3]
+    assert salts[1] == salts[3] == salts[4], "vLLM's field means the same"
 
 
 async def test_the_next_turn_extends_the_token_ids_of_the_previous_one():
@@ -315,7 +340,9 @@ async def raw_connection(door: Door) -> tuple[asyncio.StreamReader, asyncio.Stre
 
 async def ask(writer: asyncio.StreamWriter, question: dict) -> None:
     body = json.dumps(question).encode()
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
     await writer.drain()
 
 
@@ -580,6 +607,7 @@ async def test_invalid_json_an_unknown_path_and_a_wrong_method_are_answered_in_o
             assert (response.status, (await response.json())["error"]["code"]) == (400, "invalid_json")
         async with door.http.get(url) as response:
             assert (response.status, "POST" in (await response.json())["error"]["message"]) == (405, True)
+            assert response.headers["Allow"] == "POST"
         async with door.http.get(door.url + "/nowhere") as response:
             assert (response.status, "no such path" in (await response.json())["error"]["message"]) == (404, True)
 
@@ -631,13 +659,13 @@ async def test_a_body_over_the_limit_is_refused():
     async with front_door(FakeService(script=saying("x")), limits=limits) as door:
         status, error, _ = await refused(door, user="x" * 2000)
     assert status == 413
-    assert "1000" in error["message"]
+    assert error["message"] == "the body is larger than 1000 bytes, the limit"
 
 
 async def test_a_body_that_is_announced_too_large_is_refused_at_once():
     async with front_door(FakeService(script=saying("x"))) as door, asyncio.timeout(5):
         reader, writer = await raw_connection(door)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n{")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999\r\n\r\n{")
         answer = await reader.readuntil(b"limit")
         writer.close()
         await writer.wait_closed()
@@ -648,7 +676,7 @@ async def test_a_body_that_does_not_arrive_is_given_up():
     limits = Limits(max_model_tokens=256, body_timeout_s=Seconds(0.05))
     async with front_door(FakeService(script=saying("x")), limits=limits) as door:
         reader, writer = await raw_connection(door)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         answer = await reader.readuntil(b"body_timeout")
         writer.close()
         await writer.wait_closed()

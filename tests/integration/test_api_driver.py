@@ -104,7 +104,7 @@ async def test_the_next_turn_misses_only_what_is_new_at_main_decode():
 async def test_clients_that_leave_at_any_moment_leave_nothing_behind():
     async with deployment() as (door, world):
         body = json.dumps({"model": MODEL, "messages": [LONG_QUESTION], "stream": True, "ignore_eos": True}).encode()
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
         host, port = door.url.removeprefix("http://").split(":")
         for num_events in (0, 1, 2, 10, 30):
             reader, writer = await asyncio.open_connection(host, int(port))

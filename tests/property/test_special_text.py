@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from pdd.engine.catalog import find_model
 from pdd.engine.models.text import TextAssets
-from pdd.router.api.schema import Message
+from pdd.router.api.messages import Message
 from pdd.router.api.special_text import SpecialText
 from pdd.router.api.tokenizer import TextCodec
 

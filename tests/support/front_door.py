@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -11,12 +12,13 @@ import aiohttp
 from tokenizers import Tokenizer
 
 from pdd.core.request import FinishReason, Role
-from pdd.core.topology import TenantTable
+from pdd.core.topology import RouterTable, TenantTable
 from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
 from pdd.router.api.admission import Limits
 from pdd.router.api.answers import AnswerMemory
 from pdd.router.api.app import Health, WorkerCount, create_app, serve
+from pdd.router.api.callers import Callers
 from pdd.router.api.tenants import Tenants
 from pdd.router.base import Service
 from pdd.telemetry.metrics import RouterMetrics
@@ -61,26 +63,43 @@ def saying(text: str, finish: FinishReason = FinishReason.LENGTH) -> Script:
     return lambda _: steps(*([token] for token in ids), finish=finish)
 
 
+def parse_events(text: str) -> list:
+    events = []
+    for block in text.split("\n\n")[:-1]:
+        *kind, data = block.split("\n")
+        value = data.removeprefix("data: ")
+        decoded = value if value == "[DONE]" else json.loads(value)
+        events.append(("error", decoded) if kind == ["event: error"] else decoded)
+    return events
+
+
 @asynccontextmanager
 async def front_door(
     service: Service,
     *,
     tenants: Sequence[TenantTable] = (),
+    allowed_origins: tuple[str, ...] = (),
+    allowed_hosts: tuple[str, ...] = (),
     limits: Limits = LIMITS,
+    model_name: str = MODEL,
     answer_tokens: int = 10_000,
     grace: float = 0.05,
 ) -> AsyncGenerator[Door]:
-    model = find_model(MODEL)
+    model = replace(find_model(MODEL), name=model_name)
     text = model.load_text()
     answers = AnswerMemory(max_tokens_per_tenant=answer_tokens)
     health = [HEALTHY]
     keys = Tenants(tenants)
+    table = RouterTable(
+        cluster="A", tenants=tuple(tenants), allowed_origins=allowed_origins, allowed_hosts=allowed_hosts
+    )
     app = create_app(
         service=service,
         model=model,
         text=text,
         limits=replace(limits),
         tenants=keys,
+        callers=Callers.of(table),
         answers=answers,
         metrics=RouterMetrics(),
         health=lambda: health[-1],

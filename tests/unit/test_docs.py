@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import get_args
 
@@ -26,7 +27,7 @@ from pdd.core.topology import (
 )
 from pdd.engine.http.wire_request import GenerateBody, SamplingBody, TransferBody
 from pdd.protocol import peer
-from pdd.router.api import parameters
+from pdd.router.api import fields
 from pdd.router.base import RequestReport
 from pdd.telemetry.metrics import RouterMetrics
 
@@ -75,18 +76,57 @@ def test_every_key_of_a_topology_is_explained():
     assert missing(keys, page("topology.md")) == []
 
 
-def test_every_request_parameter_is_explained():
-    names = [
-        *parameters.UNSUPPORTED_IN_CHAT,
-        *parameters.UNSUPPORTED_IN_COMPLETIONS,
-        *parameters.UNSUPPORTED_IN_MESSAGES,
-        *parameters.IGNORED,
-    ]
-    assert missing(names, page("api.md")) == []
+def table(page_text: str, *heading: str) -> list[list[str]]:
+    """The rows of the table with this heading, cell by cell."""
+    _, _, rest = page_text.partition(f"| {' | '.join(heading)} |\n")
+    rows = rest.partition("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_every_parameter_that_does_something_is_explained_and_no_other():
+    rows = table(page("api.md"), "parameter", "default", "values")
+    both = {name for names, *_ in rows for name in code(names)}
+    assert both == fields.CHAT.read | fields.COMPLETION.read
+    assert {code(name)[0] for name, _ in table(page("api.md"), "field", "values")} == fields.MESSAGE.read
+    steering = table(page("api.md"), "key", "values", "meaning")
+    assert {code(key)[0] for key, *_ in steering} == fields.PDD.read
+    assert missing(sorted(fields.STREAM_OPTIONS.read), page("api.md")) == []
+
+
+def test_every_parameter_that_does_nothing_is_listed_with_what_it_passes_with_and_no_other():
+    told: dict[str, dict[str, list[object] | None]] = {}
+    for where, names, values in table(page("api.md"), "where", "parameters", "pass with null or"):
+        passing = None if values == "anything" else [json.loads(value) for value in code(values)]
+        assert passing != [] or values == "nothing else"
+        for kind in ("chat", "completions") if where == "both" else (where.strip("`"),):
+            told.setdefault(kind, {}).update(dict.fromkeys(code(names), passing))
+    known = {
+        "chat": fields.CHAT,
+        "completions": fields.COMPLETION,
+        "messages": fields.MESSAGE,
+        "stream_options": fields.STREAM_OPTIONS,
+        "text parts": fields.TEXT_PART,
+    }
+    assert told == {
+        kind: {**{name: list(values) for name, values in of.unsupported.items()}, **dict.fromkeys(of.ignored)}
+        for kind, of in known.items()
+    }
+
+
+def test_every_code_of_an_error_is_explained():
+    """Codes are written where errors are made."""
+    sources = [*(ROOT / "src/pdd/router/api").glob("*.py"), ROOT / "src/pdd/transport/http_serving.py"]
+    codes = {code for path in sources for code in re.findall(r'code(?:, \w+)? ?= ?"(\w+)"', path.read_text())}
+    assert {"invalid_json", "forbidden_origin", "unknown_path"} <= codes
+    assert missing(sorted(codes), page("api.md")) == []
 
 
 def test_every_field_of_a_report_is_explained():
-    assert missing([field.name for field in fields(RequestReport)], page("api.md")) == []
+    assert missing([field.name for field in fields_of(RequestReport)], page("api.md")) == []
 
 
 def test_every_metric_is_explained():

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
+import msgspec
+
 from pdd.cli.deploy.state import default_state_root
 from pdd.cli.quantities import Dimension, describe, parse_quantity
 from pdd.core.errors import ConfigError
+from pdd.core.topology import RouterTable
 
 ENGINE_CHOICES = ("embedded", "vllm", "mixed")
 
@@ -100,6 +103,56 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the topology's name, if several run below --state-dir (default: the only one)",
     )
+
+
+def add_callers(parser: argparse.ArgumentParser) -> None:
+    """``--allow-origin`` and ``--allow-host``: who else may call the router (``with_callers``)."""
+    parser.add_argument(
+        "--allow-origin",
+        dest="allowed_origins",
+        action="append",
+        default=[],
+        type=_origin,
+        metavar="ORIGIN",
+        help="let web pages of this origin, such as http://localhost:3000, call the router; may be repeated",
+    )
+    parser.add_argument(
+        "--allow-host",
+        dest="allowed_hosts",
+        action="append",
+        default=[],
+        type=_host,
+        metavar="HOST",
+        help="a name, besides localhost, under which a router without API keys may be called; may be repeated",
+    )
+
+
+def with_callers(router: RouterTable, arguments: argparse.Namespace) -> RouterTable:
+    """The same router that also lets in what flags name."""
+    return msgspec.structs.replace(
+        router,
+        allowed_origins=(*router.allowed_origins, *arguments.allowed_origins),
+        allowed_hosts=(*router.allowed_hosts, *arguments.allowed_hosts),
+    )
+
+
+def _origin(text: str) -> str:
+    from pdd.router.api.callers import read_origin
+
+    return _flag_value(read_origin, text)
+
+
+def _host(text: str) -> str:
+    from pdd.router.api.callers import read_host
+
+    return _flag_value(read_host, text)
+
+
+def _flag_value(read: Callable[[str], str], text: str) -> str:
+    try:
+        return read(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def quantity(dimension: Dimension, *, most: float = inf) -> Callable[[str], float]:

@@ -8,6 +8,7 @@
     │   ├── UnknownModel
     │   └── ContextTooLong      prompt and output together exceed a limit
     ├── Unauthorized            no key, or not one of ours
+    ├── Forbidden               a web page that is not let in
     ├── Unavailable             nobody can serve this now: try again after ``retry_after_s``
     │   └── CapacityExhausted   there is no room now (reservation refused, queue full)
     │       └── TenantOverLimit this tenant has its share of the queue already; others may still come
@@ -60,6 +61,15 @@ class ContextTooLong(InvalidRequest):
 
 class Unauthorized(PddError):
     """The API key is missing or unknown."""
+
+
+class Forbidden(PddError):
+    """A web page's request, which is not let in. ``code`` is a stable machine-readable word."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
 
 
 class Unavailable(PddError):

@@ -222,6 +222,10 @@ class RouterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     host: str = LOOPBACK
     port: int = 8000
     tenants: tuple[TenantTable, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    """Web pages of these origins may call."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names, besides those of loopback, under which a router without keys is called."""
     max_answer_memory_tokens: int = 1_000_000
     """How many answer token IDs are kept per tenant for splicing into the next turn."""
     max_open_requests: int = 256

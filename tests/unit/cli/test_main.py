@@ -45,6 +45,8 @@ def test_the_version_is_shown(capsys):
         (("link", "wan", "--delay", "2 min"), "--delay: '2 min' is out of range: it must be from 0 to 60 s"),
         (("link", "wan", "--rate", "0 Mbit/s"), "rate is 0"),
         (("up", "--port", "70000"), "'70000' is not a port"),
+        (("up", "--allow-origin", "*"), "--allow-origin: '*' is not an origin, such as https://chat.example"),
+        (("up", "--allow-host", "gpu1:8000"), "--allow-host: 'gpu1:8000' is not a host's name"),
         (("up", "scripted", "--trace", "/"), "--trace /: Is a directory"),
         (("ask", "x", "--route", "relay_only"), "(choose from 'auto', 'direct', 'relay')"),
         (("ask", "x", "--handoff", "none"), "(choose from 'auto', 'one_shot', 'catch_up')"),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pdd.cli.options import add_state_dir
+from pdd.cli.options import add_callers, add_state_dir, with_callers
+from pdd.core.topology import RouterTable
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
@@ -21,3 +22,21 @@ def test_an_empty_state_dir_is_refused_and_not_taken_for_the_current_one(capsys:
         parsed("--state-dir", "")
     assert "--state-dir: is empty; give a directory" in capsys.readouterr().err
     assert parsed("--state-dir", ".").state_dir == Path()
+
+
+def test_flags_let_in_whom_the_topology_does_not_name():
+    parser = argparse.ArgumentParser()
+    add_callers(parser)
+    flags = [
+        "--allow-origin",
+        "http://localhost:3000",
+        "--allow-origin",
+        "https://chat.example",
+        "--allow-host",
+        "GPU1",
+    ]
+    table = RouterTable(cluster="A", allowed_origins=("https://a.example",), allowed_hosts=("gpu0",))
+    router = with_callers(table, parser.parse_args(flags))
+    assert router.allowed_origins == ("https://a.example", "http://localhost:3000", "https://chat.example")
+    assert router.allowed_hosts == ("gpu0", "gpu1")
+    assert with_callers(table, parser.parse_args([])) == table

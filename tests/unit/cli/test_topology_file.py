@@ -334,6 +334,14 @@ REFUSED = {
         change('role = "prefill"', 'role = "prefill"\nnum_chips = 0'),
         ["engines[0].num_chips = 0", "at least 1"],
     ),
+    "an origin that every page has": (
+        change("port = 8000", 'port = 8000\nallowed_origins = ["https://a.example", "null"]'),
+        ["router.allowed_origins[1] = 'null'", "such as https://chat.example"],
+    ),
+    "a host with a port": (
+        change("port = 8000", 'port = 8000\nallowed_hosts = ["gpu1:8000"]'),
+        ["router.allowed_hosts[0] = 'gpu1:8000'", "without a port"],
+    ),
     "a router off loopback without keys": (
         change("port = 8000", 'port = 8000\nhost = "0.0.0.0"'),
         ["router.host = '0.0.0.0'", "[[router.tenants]]"],

@@ -13,7 +13,7 @@ from pdd.core.request import FinishReason
 from pdd.engine.catalog import find_model
 from pdd.engine.models.text import TextAssets
 from pdd.router.api.answers import AnswerMemory, AnswerTokens, ConversationEncoder, PromptDigest
-from pdd.router.api.schema import Message
+from pdd.router.api.messages import Message
 from pdd.router.api.text import AnswerText
 from pdd.router.api.tokenizer import TextCodec
 

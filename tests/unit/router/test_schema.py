@@ -6,7 +6,8 @@ import pytest
 
 from pdd.core.errors import InvalidRequest
 from pdd.core.request import HandoffMode, Route
-from pdd.router.api.schema import Message, check_token_ids, parse_chat, parse_completion
+from pdd.router.api.replies import UsageReports
+from pdd.router.api.schema import check_token_ids, parse_chat, parse_completion
 from pdd.router.base import Steering
 
 
@@ -27,27 +28,9 @@ def refusal(call, **fields):
 def test_a_minimal_chat_has_openais_defaults():
     options = chat().options
     assert (options.temperature, options.top_p, options.top_k, options.seed) == (1.0, 1.0, None, None)
-    assert (options.stream, options.include_usage, options.max_tokens, options.stops) == (False, False, None, ())
+    assert (options.stream, options.usage_reports, options.max_tokens) == (False, UsageReports.NONE, None)
+    assert (options.stops, options.stop_token_ids, options.ignore_eos) == ((), frozenset(), False)
     assert (options.steering, options.cache_salt, options.trace) == (Steering(), None, False)
-
-
-def test_text_parts_are_joined():
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    call = chat(messages=[{"role": "system", "content": "s"}, {"role": "user", "content": parts}])
-    assert call.messages == (Message(role="system", content="s"), Message(role="user", content="one\ntwo"))
-
-
-def test_a_message_sent_back_as_it_was_received_is_accepted():
-    returned = {
-        "role": "assistant",
-        "content": "a",
-        "refusal": None,
-        "annotations": [],
-        "audio": None,
-        "function_call": None,
-        "tool_calls": None,
-    }
-    assert chat(messages=[returned]).messages == (Message(role="assistant", content="a"),)
 
 
 def test_the_pdd_field_steers():
@@ -123,36 +106,50 @@ def test_what_changes_nothing_is_accepted(harmless):
         ({"pdd": {"route": "relay_only"}}, "pdd.route", '"relay_only" is not one of auto, direct, relay'),
         ({"pdd": {"handoff": 1}}, "pdd.handoff", "1 is not one of auto, one_shot, catch_up"),
         ({"pdd": {"handoff_after_tokens": 0}}, "pdd.handoff_after_tokens", "from 1"),
-        ({"pdd": {"cache_salt": "x" * 300}}, "pdd.cache_salt", "at most 256"),
+        ({"pdd": {"cache_salt": "x" * 1025}}, "pdd.cache_salt", "at most 1024"),
+        ({"cache_salt": "x" * 1025}, "cache_salt", "at most 1024"),
+        ({"cache_salt": "a", "pdd": {"cache_salt": "b"}}, "cache_salt", '"a" contradicts pdd.cache_salt "b"'),
         ({"temperature": 2.5}, "temperature", "2.5"),
-        ({"temperature": -0.1}, "temperature", "from 0.0 to 2.0"),
+        ({"temperature": -0.1}, "temperature", "from 0 to 2"),
         ({"temperature": "hot"}, "temperature", '"hot"'),
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"top_p": 1.1}, "top_p", "1.1"),
         ({"top_k": -2}, "top_k", "-2"),
         ({"seed": 2**63}, "seed", str(2**63)),
         ({"seed": 1.5}, "seed", "1.5"),
+        ({"seed": 10**400}, "seed", "out of range"),
+        ({"temperature": 10**400}, "temperature", "out of range"),
         ({"max_tokens": 0}, "max_tokens", "0"),
+        ({"max_tokens": "5"}, "max_tokens", '"5" is not a whole number'),
+        ({"max_tokens": True}, "max_tokens", "true is not a whole number"),
+        ({"max_tokens": 1.5}, "max_tokens", "1.5 is not a whole number"),
+        ({"temperature": False}, "temperature", "false is not a number"),
+        ({"ignore_eos": 1}, "ignore_eos", "1 is not true or false"),
+        ({"model": 5}, "model", "5 is not a text"),
+        ({"pdd": "relay"}, "pdd", '"relay" is not an object'),
+        ({"stop_token_ids": 5}, "stop_token_ids", "5 is not a list"),
+        ({"stop_token_ids": [1, "a"]}, "stop_token_ids[1]", '"a" is not a whole number'),
         ({"max_completion_tokens": -1}, "max_completion_tokens", "-1"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "contradicts"),
         ({"stop": [""]}, "stop[0]", "from 1 to 256"),
         ({"stop": ""}, "stop", "from 1 to 256"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
+        ({"stop": ["a", 5]}, "stop[1]", "5 is not a text"),
+        ({"stop": 5}, "stop", "5 is not a text or a list of texts"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream is true"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options", "stream is true"),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+            "needs include_usage",
+        ),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+            "true",
+        ),
         ({"stream": "yes"}, "stream", '"yes"'),
         ({"stream": True, "stream_options": {"usage": 1}}, "stream_options.usage", "unknown parameter"),
-        ({"messages": []}, "messages", "at least one"),
-        ({"messages": "hi"}, "messages", '"hi"'),
-        ({"messages": ["hi"]}, "messages[0]", '"hi"'),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "system, user, assistant"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
-        ({"messages": [{"role": "user", "content": "x", "name": "joe"}]}, "messages[0].name", "joe"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "null"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
-            "messages[0].content[0].type",
-            "image_url",
-        ),
     ],
 )
 def test_a_refusal_names_the_field_and_shows_the_value(fields, param, says):
@@ -168,6 +165,11 @@ def test_a_refusal_names_the_field_and_shows_the_value(fields, param, says):
         ({"prompt": []}, "prompt"),
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": [1, "b"]}, "prompt[1]"),
+        ({"prompt": [1, True]}, "prompt[1]"),
+        ({"prompt": [1.0]}, "prompt[0]"),
+        ({"prompt": [[1, None, "c"]]}, "prompt[0][1]"),
+        ({"prompt": [None]}, "prompt[0]"),
+        ({"prompt": {"text": "hi"}}, "prompt"),
         ({"prompt": 5}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"echo": True}, "echo"),
@@ -182,28 +184,59 @@ def test_completions_refuse_what_they_cannot_do(fields, param):
     assert refusal(completion, **fields).param == param
 
 
-@pytest.mark.parametrize("missing", ["model", "messages"])
-def test_a_missing_field_is_named(missing):
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    del body[missing]
-    with pytest.raises(InvalidRequest) as refused:
-        parse_chat(json.dumps(body).encode())
+@pytest.mark.parametrize(("parse", "missing"), [(parse_chat, "messages"), (parse_completion, "prompt")])
+def test_a_missing_field_is_named(parse, missing):
+    with pytest.raises(InvalidRequest, match="missing") as refused:
+        parse(b"{}")
     assert (refused.value.param, refused.value.code) == (missing, "missing_required_parameter")
 
 
+@pytest.mark.parametrize("model", [{}, {"model": None}, {"model": ""}])
+def test_a_model_that_is_not_named_is_the_one_that_is_served(model):
+    assert parse_completion(json.dumps({"prompt": "hi", **model}).encode()).options.model is None
+
+
+@pytest.mark.parametrize("value", [5, 5.0])
+def test_a_whole_number_may_be_written_with_a_point(value):
+    assert chat(max_tokens=value, seed=value, top_k=value).options.max_tokens == 5
+
+
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"null", b'{"model": "m",}', b"\xff\xfe", b'{"a": "\\ud800"}', b"[" * 100_000]
+    "fields",
+    [{"cache_salt": "s"}, {"pdd": {"cache_salt": "s"}}, {"cache_salt": "s", "pdd": {"cache_salt": "s"}}],
 )
-def test_a_body_that_is_no_json_object_is_called_that(body):
-    with pytest.raises(InvalidRequest) as refused:
-        parse_chat(body)
-    assert refused.value.code == "invalid_json"
+def test_vllms_cache_salt_means_ours(fields):
+    assert chat(**fields).options.cache_salt == "s"
 
 
-def test_more_messages_than_openai_takes_are_refused():
-    message = {"role": "user", "content": "x"}
-    assert len(chat(messages=[message] * 2048).messages) == 2048
-    assert refusal(chat, messages=[message] * 2049).param == "messages"
+@pytest.mark.parametrize(
+    ("options", "reports"),
+    [
+        (None, UsageReports.NONE),
+        ({}, UsageReports.NONE),
+        ({"include_usage": False}, UsageReports.NONE),
+        ({"include_usage": True}, UsageReports.AT_END),
+        ({"include_usage": True, "continuous_usage_stats": False}, UsageReports.AT_END),
+        ({"include_usage": True, "continuous_usage_stats": True}, UsageReports.THROUGHOUT),
+    ],
+)
+def test_usage_is_reported_where_a_stream_asks_for_it(options, reports):
+    assert chat(stream=True, stream_options=options).options.usage_reports is reports
+
+
+def test_stream_options_that_ask_for_nothing_may_come_without_a_stream():
+    assert chat(stream_options={"include_usage": False}).options.usage_reports is UsageReports.NONE
+
+
+def test_a_value_of_any_size_and_depth_is_shown_in_short():
+    deep: list = []
+    for _ in range(500):
+        deep = [deep]
+    for value in (deep, "x" * 10**6, {"x" * 10**6: 1}, [1] * 10**6):
+        error = refusal(chat, n=value)
+        assert len(error.message) < 300
+    assert len(refusal(chat, **{"x" * 10**6: 1}).message) < 300
+    assert len(refusal(chat, model=["x" * 10**6]).message) < 300
 
 
 def test_token_ids_outside_the_vocabulary_are_named():

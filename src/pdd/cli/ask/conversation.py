@@ -18,6 +18,7 @@ _DEFAULT_RETRY_AFTER = Seconds(1.0)
 _REFUSALS = frozenset(
     {
         HTTPStatus.BAD_REQUEST,
+        HTTPStatus.FORBIDDEN,
         HTTPStatus.NOT_FOUND,
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         HTTPStatus.UNPROCESSABLE_ENTITY,

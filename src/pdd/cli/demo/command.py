@@ -46,7 +46,7 @@ async def _demo(args: argparse.Namespace) -> int:
     from pdd.cli.deploy.launch import launched
     from pdd.cli.topology.choose import choose_topology
     from pdd.engine.catalog import model_of
-    from pdd.router.api.schema import Message
+    from pdd.router.api.messages import Message
     from pdd.router.api.tokenizer import TextCodec
 
     topology, script = choose_topology(args.engine, args.topology), load_script()

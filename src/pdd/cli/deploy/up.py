@@ -12,7 +12,16 @@ import msgspec
 from rich.console import Console
 
 from pdd.cli.deploy.state import Phase, RoleStatus, default_state_root
-from pdd.cli.options import Subparsers, add_engine, add_insecure_plaintext, add_json, add_state_dir, port
+from pdd.cli.options import (
+    Subparsers,
+    add_callers,
+    add_engine,
+    add_insecure_plaintext,
+    add_json,
+    add_state_dir,
+    port,
+    with_callers,
+)
 from pdd.cli.output import exit_code_of, print_json, root_cause, show_error
 from pdd.core.errors import ConfigError
 from pdd.core.topology import Topology
@@ -41,6 +50,7 @@ def add_commands(commands: Subparsers) -> None:
         metavar="FILE",
         help="append what happens to requests to FILE, one JSON object a line, without prompts or tokens",
     )
+    add_callers(parser)
     add_insecure_plaintext(parser)
     add_state_dir(parser)
     add_json(parser)
@@ -68,7 +78,7 @@ def _load(arguments: argparse.Namespace) -> Topology:
 
     exposure = Exposure.INSECURE_PLAINTEXT if arguments.insecure_plaintext else Exposure.LOOPBACK
     topology = choose_topology(arguments.engine, arguments.topology, exposure=exposure)
-    router = topology.router
+    router = with_callers(topology.router, arguments)
     if arguments.port is not None:
         router = msgspec.structs.replace(router, port=arguments.port)
     if arguments.trace is not None:

@@ -20,7 +20,7 @@ import msgspec
 
 from pdd.cli.deploy.lifeline import ReadySignal, watch_lifeline
 from pdd.cli.deploy.state import RoleKind, RunDirectory, default_state_root, run_directory
-from pdd.cli.options import Subparsers, add_insecure_plaintext, add_state_dir
+from pdd.cli.options import Subparsers, add_callers, add_insecure_plaintext, add_state_dir, with_callers
 from pdd.cli.output import exit_code_of, root_cause, show_error
 from pdd.core.errors import ConfigError, Incompatible
 from pdd.core.topology import EngineKind, Topology
@@ -63,6 +63,7 @@ def add_commands(commands: Subparsers) -> None:
         )
         if kind is RoleKind.ROUTER:  # there is one
             parser.set_defaults(name=kind.value)
+            add_callers(parser)
         else:
             parser.add_argument("--name", required=True, help=f"which {_noun(kind)} of the topology to run")
         add_insecure_plaintext(parser)
@@ -120,6 +121,8 @@ def run_role(arguments: argparse.Namespace) -> int:
 
 def _context(arguments: argparse.Namespace, *, on_ready: Callable[[], None]) -> RoleContext:
     topology = _read_topology(arguments)
+    if arguments.role_kind is RoleKind.ROUTER:
+        topology = msgspec.structs.replace(topology, router=with_callers(topology.router, arguments))
     run = run_directory(arguments.state_dir, topology.name)
     return RoleContext(topology=topology, name=arguments.name, run=run, on_ready=on_ready)
 

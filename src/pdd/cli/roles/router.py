@@ -21,6 +21,7 @@ from pdd.kvnode.base import NodeClient
 from pdd.kvnode.client import TcpNodeClient
 from pdd.router.api.answers import AnswerMemory
 from pdd.router.api.app import Health, Limits, WorkerCount, WorkerHealth, create_app, serve
+from pdd.router.api.callers import Callers
 from pdd.router.api.tenants import Tenants
 from pdd.router.clock import LoopClock
 from pdd.router.driver.figures import read_router
@@ -60,6 +61,7 @@ async def main(context: RoleContext) -> None:
             text=await asyncio.to_thread(model.load_text),
             limits=Limits(max_model_tokens=topology.max_model_tokens),
             tenants=tenants,
+            callers=Callers.of(table),
             answers=AnswerMemory(max_tokens_per_tenant=table.max_answer_memory_tokens),
             metrics=RouterMetrics(lambda: read_router(driver)),
             health=lambda: health_of(read_router(driver)),

@@ -69,6 +69,7 @@ def _check_shape(topology: Topology, refuse: Refuse) -> None:
     _check_clusters(topology, refuse)
     _check_links(topology, refuse)
     _check_tenants(topology, refuse)
+    _check_callers(topology, refuse)
 
 
 def _check_names(topology: Topology, refuse: Refuse) -> None:
@@ -145,6 +146,21 @@ def _check_tenants(topology: Topology, refuse: Refuse) -> None:
         Tenants(topology.router.tenants)
     except ConfigError as error:
         raise refuse("router.tenants", str(error).removeprefix("router.tenants: ")) from error
+
+
+def _check_callers(topology: Topology, refuse: Refuse) -> None:
+    from pdd.router.api.callers import read_host, read_origin
+
+    router = topology.router
+    for key, names, read in (
+        ("origins", router.allowed_origins, read_origin),
+        ("hosts", router.allowed_hosts, read_host),
+    ):
+        for index, name in enumerate(names):
+            try:
+                read(name)
+            except ConfigError as error:
+                raise refuse(f"router.allowed_{key}[{index}]", str(error)) from error
 
 
 def _check_hosts(topology: Topology, refuse: Refuse, exposure: Exposure) -> None:

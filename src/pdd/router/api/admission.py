@@ -14,6 +14,7 @@ from pdd.core.request import Sampling
 from pdd.core.units import Bytes, Seconds
 from pdd.engine.catalog import ModelEntry
 from pdd.router.api.answers import ConversationEncoder
+from pdd.router.api.reading import shown
 from pdd.router.api.schema import ChatCall, CompletionCall, Options, check_token_ids
 from pdd.router.api.tenants import derive_salt
 from pdd.router.api.tokenizer import TextCodec
@@ -64,13 +65,14 @@ class Admission:
         """Raises UnknownModel unless ``name`` is the model that this deployment serves."""
         if name != self.model.name:
             raise UnknownModel(
-                f"model: {name!r} does not exist; this deployment serves {self.model.name!r}",
+                f"model: {shown(name)} does not exist; this deployment serves {shown(self.model.name)}",
                 param="model",
                 code="model_not_found",
             )
 
     def _check_options(self, options: Options) -> None:
-        self.check_model(options.model)
+        if options.model is not None:
+            self.check_model(options.model)
         check_token_ids("stop_token_ids", sorted(options.stop_token_ids), self.model.vocab_size)
 
     async def _completion_prompt(self, call: CompletionCall) -> tuple[TokenId, ...]:

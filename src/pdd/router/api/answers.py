@@ -16,7 +16,7 @@ from typing import Protocol
 
 from pdd.core.errors import InvalidRequest
 from pdd.core.ids import TenantId, TokenId
-from pdd.router.api.schema import Message
+from pdd.router.api.messages import Message
 
 _MAX_RENDERED = 65_536
 """Messages that one request may have rendered again in search of its answers: some 250 turns, or a second and a half.

@@ -1,4 +1,4 @@
-"""The front door: OpenAI's HTTP interface over a ``Service``. The only place that knows HTTP status codes.
+"""The front door: OpenAI's HTTP interface over a ``Service``.
 
 An error before an answer's first token is a proper HTTP status in OpenAI's error format; after it, a typed event, and
 the connection closes. No traceback and no internal name reaches a client.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import secrets
 import time
@@ -17,18 +16,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from pdd.core.errors import (
     ConfigError,
+    Forbidden,
     InvalidRequest,
-    PddError,
-    TenantOverLimit,
     Unauthorized,
-    Unavailable,
-    UnknownModel,
 )
 from pdd.core.ids import TenantId, WorkerId
 from pdd.core.request import Role
@@ -38,7 +33,16 @@ from pdd.engine.catalog import ModelEntry
 from pdd.engine.models.text import TextAssets
 from pdd.router.api.admission import Admission, Limits
 from pdd.router.api.answers import AnswerMemory, ConversationEncoder
-from pdd.router.api.replies import Endpoint, Json, Shape, error_json, model_json, models_json
+from pdd.router.api.callers import Callers
+from pdd.router.api.refusals import (
+    INTERNAL_ERROR,
+    RETRY_AFTER_S,
+    json_response,
+    refusal_of,
+    refusal_of_http,
+    whole_seconds,
+)
+from pdd.router.api.replies import Endpoint, Json, Path, Shape, model_json, models_json
 from pdd.router.api.schema import Options, parse_chat, parse_completion
 from pdd.router.api.sending import ClientLeft, Reply, StreamedReply, WholeReply
 from pdd.router.api.serving import Job, RequestRunner
@@ -50,11 +54,11 @@ from pdd.transport.http_serving import serve_http
 
 _logger = logging.getLogger(__name__)
 
+_MAYBE_SLASH = "{slash:/?}"
 _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _REQUEST_ID = web.RequestKey("pdd_request_id", str)
 _BROKEN = web.RequestKey("pdd_broken_body", bool)
 """Where the next request begins on this connection is not known."""
-_RETRY_AFTER_S = Seconds(1.0)
 
 
 class WorkerCount(NamedTuple):
@@ -94,6 +98,7 @@ def create_app(
     text: TextAssets,
     limits: Limits,
     tenants: Tenants,
+    callers: Callers,
     answers: AnswerMemory,
     metrics: RouterMetrics,
     health: Callable[[], Health],
@@ -109,6 +114,7 @@ def create_app(
         model=model,
         limits=limits,
         tenants=tenants,
+        callers=callers,
         admission=Admission(model=model, codec=codec, encoder=ConversationEncoder(codec, answers), limits=limits),
         runner=RequestRunner(service, codec, answers, metrics),
         metrics=metrics,
@@ -119,17 +125,17 @@ def create_app(
     app = web.Application(middlewares=[door.errors_as_json], client_max_size=limits.max_body_bytes)
     app.add_routes(
         [
-            web.post("/v1/chat/completions", door.chat),
-            web.post("/v1/completions", door.completion),
-            web.get("/v1/models", door.models),
-            web.get("/v1/models/{name}", door.one_model),
-            web.get("/health", door.show_health),
-            web.get("/metrics", door.show_metrics),
+            web.post(f"{Path.CHAT}{_MAYBE_SLASH}", door.chat),
+            web.post(f"{Path.COMPLETION}{_MAYBE_SLASH}", door.completion),
+            web.get(f"{Path.MODELS}{_MAYBE_SLASH}", door.models),
+            web.get(f"{Path.MODELS}/{{name:.+}}", door.one_model),
+            web.get(f"{Path.HEALTH}{_MAYBE_SLASH}", door.show_health),
+            web.get(f"{Path.METRICS}{_MAYBE_SLASH}", door.show_metrics),
         ]
     )
     app.cleanup_ctx.append(door.lifetime)
     app.on_shutdown.append(door.stop)
-    app.on_response_prepare.append(_name_request)
+    app.on_response_prepare.append(door.finish_headers)
     return app
 
 
@@ -160,6 +166,7 @@ class _FrontDoor:
     model: ModelEntry
     limits: Limits
     tenants: Tenants
+    callers: Callers
     admission: Admission
     runner: RequestRunner
     metrics: RouterMetrics
@@ -182,22 +189,37 @@ class _FrontDoor:
         if _CLIENT_REQUEST_ID.fullmatch(claimed):
             request[_REQUEST_ID] = claimed
         try:
-            return await handler(request)
+            return self._for_browsers(request) or await handler(request)
         except web.HTTPException as error:
             self.metrics.request_refused()
-            return _refused_by_http(error).as_response()
+            return refusal_of_http(error, path=request.path, max_body_bytes=self.limits.max_body_bytes).as_response()
         except ClientLeft:
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=499)
         except Exception as error:
-            refusal = _refusal(error)
-            if refusal.status == _INTERNAL_ERROR:
+            refusal = refusal_of(error)
+            if refusal.status == INTERNAL_ERROR:
                 _logger.exception("request_failed method=%s path=%s", request.method, request.path)
             response = refusal.as_response()
             if request.get(_BROKEN):
                 response.force_close()
             return response
+
+    def _for_browsers(self, http: web.Request) -> web.Response | None:
+        """Answers a browser that asks what a page may send. Raises Forbidden when a page sends what it may not."""
+        with self._counting_refusals():
+            self.callers.check(hosts=http.headers.getall("Host", ()), origins=http.headers.getall("Origin", ()))
+        if http.method != "OPTIONS" or "Access-Control-Request-Method" not in http.headers:
+            return None
+        wanted = http.headers.get("Access-Control-Request-Headers", "")
+        allowed = self.callers.preflight(http.headers.get("Origin"), wanted)
+        return None if allowed is None else web.Response(status=204, headers=allowed)
+
+    async def finish_headers(self, http: web.Request, response: web.StreamResponse) -> None:
+        """Every response says which request it answers: in the client's words if it gave any, else in ours."""
+        response.headers["X-Request-Id"] = http.setdefault(_REQUEST_ID, secrets.token_hex(16))
+        response.headers.update(self.callers.headers(http.headers.get("Origin")))
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
         with self._counting_refusals():
@@ -215,12 +237,16 @@ class _FrontDoor:
 
     async def models(self, http: web.Request) -> web.Response:
         self._authenticate(http)
-        return _json(models_json(self.model.name, created=self.started, max_model_tokens=self.limits.max_model_tokens))
+        return json_response(
+            models_json(self.model.name, created=self.started, max_model_tokens=self.limits.max_model_tokens)
+        )
 
     async def one_model(self, http: web.Request) -> web.Response:
         self._authenticate(http)
-        self.admission.check_model(http.match_info["name"])
-        return _json(model_json(self.model.name, created=self.started, max_model_tokens=self.limits.max_model_tokens))
+        self.admission.check_model(http.match_info["name"].removesuffix("/"))
+        return json_response(
+            model_json(self.model.name, created=self.started, max_model_tokens=self.limits.max_model_tokens)
+        )
 
     async def show_health(self, _: web.Request) -> web.Response:
         health = self.health()
@@ -232,8 +258,8 @@ class _FrontDoor:
             "workers": {str(name): worker._asdict() for name, worker in health.workers.items()},
         }
         if health.can_serve:
-            return _json(body)
-        return _json(body, status=503, headers={"Retry-After": _whole_seconds(_RETRY_AFTER_S)})
+            return json_response(body)
+        return json_response(body, status=503, headers={"Retry-After": whole_seconds(RETRY_AFTER_S)})
 
     async def show_metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
@@ -242,7 +268,7 @@ class _FrontDoor:
     def _counting_refusals(self) -> Generator[None]:
         try:
             yield
-        except (InvalidRequest, Unauthorized):
+        except (InvalidRequest, Unauthorized, Forbidden):
             self.metrics.request_refused()
             raise
 
@@ -291,106 +317,13 @@ class _FrontDoor:
         if not options.stream:
             return WholeReply(http, shape, trace=options.trace, write_timeout_s=timeout)
         return StreamedReply(
-            http, shape, include_usage=options.include_usage, trace=options.trace, write_timeout_s=timeout
+            http, shape, usage_reports=options.usage_reports, trace=options.trace, write_timeout_s=timeout
         )
 
 
 async def _break_off(reply: StreamedReply, error: Exception) -> web.StreamResponse:
     """After the first token: a typed event, then the connection closes."""
-    refusal = _refusal(error)
-    if refusal.status == _INTERNAL_ERROR:
+    refusal = refusal_of(error)
+    if refusal.status == INTERNAL_ERROR:
         _logger.error("answer_broken_off", exc_info=error)
     return await reply.break_off(refusal.as_json())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Refusal:
-    """An error as the client sees it."""
-
-    status: int
-    kind: str
-    message: str
-    param: str | None = None
-    code: str | None = None
-    retry_after_s: Seconds | None = None
-
-    def as_json(self) -> Json:
-        return error_json(self.message, kind=self.kind, param=self.param, code=self.code)
-
-    def as_response(self) -> web.Response:
-        headers: dict[str, str] = {}
-        if self.retry_after_s is not None:
-            headers["Retry-After"] = _whole_seconds(self.retry_after_s)
-        if self.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        return _json(self.as_json(), status=self.status, headers=headers)
-
-
-_INTERNAL_ERROR = 500
-
-
-def _refusal(error: Exception) -> _Refusal:
-    """Which status and words an error becomes. What isn't the client's business stays in the log."""
-    match error:
-        case UnknownModel():
-            return _invalid(error, status=404)
-        case InvalidRequest():
-            return _invalid(error, status=400)
-        case Unauthorized():
-            return _Refusal(status=401, kind="invalid_request_error", message=str(error), code="invalid_api_key")
-        case TenantOverLimit():
-            return _Refusal(
-                status=429,
-                kind="rate_limit_error",
-                message=error.message,
-                code="rate_limit_exceeded",
-                retry_after_s=error.retry_after_s,
-            )
-        case Unavailable():
-            return _unavailable(error.message, error.retry_after_s)
-        case PddError() if error.retryable:
-            return _unavailable("a worker failed; try again", _RETRY_AFTER_S)
-        case _:
-            message = "the server had an error while processing this request"
-            return _Refusal(status=_INTERNAL_ERROR, kind="server_error", message=message, code="internal_error")
-
-
-def _invalid(error: InvalidRequest, *, status: int) -> _Refusal:
-    return _Refusal(
-        status=status, kind="invalid_request_error", message=error.message, param=error.param, code=error.code
-    )
-
-
-def _unavailable(message: str, retry_after_s: Seconds) -> _Refusal:
-    return _Refusal(
-        status=503, kind="service_unavailable", message=message, code="unavailable", retry_after_s=retry_after_s
-    )
-
-
-def _refused_by_http(error: web.HTTPException) -> _Refusal:
-    """Refusals of the HTTP library itself: unknown path, wrong method, oversized body."""
-    match error:
-        case web.HTTPRequestEntityTooLarge():
-            code, message = "body_too_large", f"the body is larger than this server's limit: {error.text}"
-        case web.HTTPMethodNotAllowed():
-            code = "method_not_allowed"
-            message = f"method {error.method} is not allowed here; allowed: {', '.join(sorted(error.allowed_methods))}"
-        case web.HTTPNotFound():
-            code = "unknown_path"
-            message = "no such path; see /v1/models, /v1/chat/completions, /v1/completions, /health, /metrics"
-        case _:
-            code, message = "invalid_http", error.reason
-    return _Refusal(status=error.status, kind="invalid_request_error", message=message, code=code)
-
-
-async def _name_request(http: web.Request, response: web.StreamResponse) -> None:
-    """Every response says which request it answers: in the client's words if it gave any, else in ours."""
-    response.headers["X-Request-Id"] = http.setdefault(_REQUEST_ID, secrets.token_hex(16))
-
-
-def _json(body: Json, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=status, headers=headers, content_type="application/json")
-
-
-def _whole_seconds(wait: Seconds) -> str:
-    return str(max(1, math.ceil(wait)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import assert_never
 
 import msgspec
@@ -16,11 +16,31 @@ from pdd.router.base import RequestReport
 Json = dict[str, object]
 
 
+class Path(StrEnum):
+    """What there is to ask."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETION = "/v1/completions"
+    MODELS = "/v1/models"
+    HEALTH = "/health"
+    METRICS = "/metrics"
+
+
 class Endpoint(StrEnum):
     """Which of OpenAI's two generation endpoints is answered."""
 
     CHAT = "chat"
     COMPLETION = "completion"
+
+
+class UsageReports(Enum):
+    """Where a streamed answer says what it cost."""
+
+    NONE = "none"
+    AT_END = "at the end"
+    """In a chunk of its own behind the answer."""
+    THROUGHOUT = "throughout"
+    """There, and in each chunk what it cost so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, assert_never
 
 import msgspec
 from aiohttp import web
 
 from pdd.core.request import FinishReason
 from pdd.core.units import Seconds
-from pdd.router.api.replies import Json, Shape, SpanTrace, Usage, report_json, spans_json
+from pdd.router.api.replies import Json, Shape, SpanTrace, Usage, UsageReports, report_json, spans_json
 from pdd.router.base import RequestReport
 
 _STREAM_HEADERS = {
@@ -47,7 +47,7 @@ class Reply(Protocol):
         """The client has everything."""
         ...
 
-    async def show(self, text: str, span: SpanTrace) -> None:
+    async def show(self, text: str, span: SpanTrace, so_far: Usage) -> None:
         """A span was added; ``text`` is what may be shown of it, possibly nothing."""
         ...
 
@@ -63,14 +63,14 @@ class Reply(Protocol):
 class StreamedReply:
     """Server-sent events: one chunk a span, the finish, usage if asked for, ``[DONE]``."""
 
-    __slots__ = ("_finished", "_include_usage", "_request", "_response", "_shape", "_trace", "_usage", "_write_timeout")
+    __slots__ = ("_finished", "_reports", "_request", "_response", "_shape", "_trace", "_usage", "_write_timeout")
 
     def __init__(
-        self, request: web.Request, shape: Shape, *, include_usage: bool, trace: bool, write_timeout_s: Seconds
+        self, request: web.Request, shape: Shape, *, usage_reports: UsageReports, trace: bool, write_timeout_s: Seconds
     ) -> None:
         self._request = request
         self._shape = shape
-        self._include_usage = include_usage
+        self._reports = usage_reports
         self._trace = trace
         self._write_timeout = write_timeout_s
         self._response = web.StreamResponse(headers=_STREAM_HEADERS)
@@ -86,23 +86,23 @@ class StreamedReply:
     def finished(self) -> bool:
         return self._finished
 
-    async def show(self, text: str, span: SpanTrace) -> None:
+    async def show(self, text: str, span: SpanTrace, so_far: Usage) -> None:
         if not self.begun:
-            await self._send(self._event(self._shape.opening_chunk(text), span))
+            await self._send(self._event(self._shape.opening_chunk(text), span, so_far))
         elif text or self._trace:
-            await self._send(self._event(self._shape.text_chunk(text), span))
+            await self._send(self._event(self._shape.text_chunk(text), span, so_far))
 
     async def finish(self, ending: Ending) -> None:
         self._usage = ending.usage
         events = b""
         if ending.rest or not self.begun:
             chunk = self._shape.text_chunk if self.begun else self._shape.opening_chunk
-            events += self._event(chunk(ending.rest), ending.last)
-        events += self._event(self._shape.finish_chunk(ending.reason), ending.last)
+            events += self._event(chunk(ending.rest), ending.last, ending.usage)
+        events += self._event(self._shape.finish_chunk(ending.reason), ending.last, ending.usage)
         if self._trace:
             await self._send(events)
             return
-        if self._include_usage:
+        if self._reports is not UsageReports.NONE:
             events += _event({**self._shape.closing_chunk(), "usage": ending.usage.as_json()})
         await self._send(events + _DONE)
         await self._end()
@@ -120,16 +120,23 @@ class StreamedReply:
         await self._end()
         return self._response
 
-    def _event(self, chunk: Json, span: SpanTrace) -> bytes:
-        if self._include_usage:
-            chunk["usage"] = None
+    def _event(self, chunk: Json, span: SpanTrace, so_far: Usage) -> bytes:
+        match self._reports:
+            case UsageReports.NONE:
+                pass
+            case UsageReports.AT_END:
+                chunk["usage"] = None
+            case UsageReports.THROUGHOUT:
+                chunk["usage"] = so_far.as_json()
+            case _:
+                assert_never(self._reports)
         if self._trace:
             chunk["pdd"] = span.as_json()
         return _event(chunk)
 
     def _report_chunk(self, report: RequestReport) -> Json:
         chunk = {**self._shape.closing_chunk(), "pdd": {"report": report_json(report)}}
-        if self._include_usage and self._usage is not None:
+        if self._reports is not UsageReports.NONE and self._usage is not None:
             chunk["usage"] = self._usage.as_json()
         return chunk
 
@@ -170,7 +177,7 @@ class WholeReply:
     def finished(self) -> bool:
         return self._response is not None
 
-    async def show(self, text: str, span: SpanTrace) -> None:
+    async def show(self, text: str, span: SpanTrace, so_far: Usage) -> None:  # noqa: ARG002 (the end says what it cost)
         self._text.append(text)
         if self._trace and span.token_ids:
             self._spans.append(span)

@@ -162,7 +162,7 @@ class RequestRunner:
         finished = False
         async for span in answer:  # to its end, also after the finish: the answer may have to tidy up there
             piece = text.push(span.tokens)
-            await job.reply.show(piece.text, _trace(span, piece.num_tokens))
+            await job.reply.show(piece.text, _trace(span, piece.num_tokens), _usage(job.request, text))
             finished = span.finish_reason is not None
             if text.stopped:
                 answer.complete()
@@ -180,7 +180,7 @@ class RequestRunner:
         ending = Ending(
             rest=rest,
             reason=text.finish_reason(last.finish_reason or FinishReason.STOP),
-            usage=Usage(prompt_tokens=len(job.request.prompt), completion_tokens=text.num_tokens),
+            usage=_usage(job.request, text),
             last=SpanTrace(role=last.role, worker=last.worker, first_position=text.num_tokens, token_ids=()),
         )
         await job.reply.finish(ending)
@@ -196,6 +196,11 @@ class RequestRunner:
 
 def _stopping() -> Unavailable:
     return Unavailable("the router is stopping", retry_after_s=_RESTART_S)
+
+
+def _usage(request: TokenRequest, text: AnswerText) -> Usage:
+    """What the answer has cost so far."""
+    return Usage(prompt_tokens=len(request.prompt), completion_tokens=text.num_tokens)
 
 
 def _trace(span: EmittedSpan, num_tokens: int) -> SpanTrace:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 from math import inf, isinf, prod
@@ -23,13 +24,19 @@ from pdd.core.ids import TokenId
 from pdd.engine.models.text import TextAssets
 from pdd.engine.models.token_bytes import TokenBytes
 from pdd.router.api.detokenizer import Detokenizer
-from pdd.router.api.schema import Message
+from pdd.router.api.messages import Message
 from pdd.router.api.special_text import SpecialText, encode_document
 
+_logger = logging.getLogger(__name__)
 _LONG_TEXT_CHARACTERS = 4096
 """About a millisecond of encoding: longer texts leave the event loop."""
 _MOST_COMPOSED = 4
 """No character decomposes canonically into more."""
+_TEMPLATE_FAULTS = (
+    *(jinja2.TemplateError, ArithmeticError, AttributeError),
+    *(LookupError, RuntimeError, TypeError, ValueError),
+)
+"""What a template ends with that does not know what to make of a conversation."""
 
 
 class TextCodec:
@@ -76,9 +83,7 @@ class TextCodec:
         """
         try:
             return self._template.render(
-                messages=[
-                    {"role": message.role, "content": self._special_text.mask(message.content)} for message in messages
-                ],
+                messages=[self._masked(message) for message in messages],
                 tools=None,
                 documents=None,
                 add_generation_prompt=True,
@@ -86,10 +91,17 @@ class TextCodec:
                 eos_token=self._assets.eos_token or "",
                 raise_exception=_raise_exception,
             )
-        except jinja2.TemplateError as error:
-            raise InvalidRequest(
-                f"messages: the model's chat template refuses them: {error}", param="messages", code="invalid_messages"
-            ) from error
+        except _RefusedByTemplate as refused:
+            raise _invalid_messages(f"the model's chat template refuses them: {refused}") from refused
+        except _TEMPLATE_FAULTS as error:
+            _logger.info("chat_template_failed error=%s", type(error).__name__)
+            why = "the model's chat template can't render them; it may want other roles, or another order"
+            raise _invalid_messages(why) from error
+
+    def _masked(self, message: Message) -> dict[str, str]:
+        """What a template sees of a message. Few look at its name."""
+        seen = {"role": message.role, "content": self._special_text.mask(message.content)}
+        return seen if message.name is None else {**seen, "name": self._special_text.mask(message.name)}
 
     async def encode(self, text: str) -> tuple[TokenId, ...]:
         """The IDs of exactly this part of a rendered conversation; nothing is added around it."""
@@ -153,6 +165,14 @@ def _strftime_now(form: str) -> str:
     return datetime.now().astimezone().strftime(form)
 
 
-def _raise_exception(message: str) -> None:
+class _RefusedByTemplate(Exception):
+    """Says in the words of the template's author what is wrong with a conversation."""
+
+
+def _raise_exception(message: object) -> None:
     """What chat templates call to refuse a conversation."""
-    raise jinja2.TemplateError(message)
+    raise _RefusedByTemplate(message)
+
+
+def _invalid_messages(why: str) -> InvalidRequest:
+    return InvalidRequest(f"messages: {why}", param="messages", code="invalid_messages")

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 
 from pdd.core.errors import ConfigError, InvalidRequest
 from pdd.engine.catalog import find_model
-from pdd.router.api.schema import Message
+from pdd.router.api.messages import Message
 from pdd.router.api.tokenizer import TextCodec
 from tests.support.published import edit_json, tiny_folder
 
