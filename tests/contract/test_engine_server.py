@@ -241,6 +241,19 @@ async def test_no_path_and_wrong_method_are_answered_in_json_too():
             assert "error" in await response.json()
 
 
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1"])
+async def test_a_web_page_is_turned_away_before_anything_is_computed(origin: str):
+    engine = scripted()
+    async with served(engine) as session:
+        headers = {"Origin": origin, "Content-Type": "text/plain"}
+        async with session.post(GENERATE, data=json.dumps(body()), headers=headers) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (403, "forbidden_origin")
+        async with session.get("/pdd/v1/info", headers=headers) as response:
+            assert response.status == 403
+        async with session.post(GENERATE, json=body()) as response:
+            assert response.status == 200
+
+
 async def test_a_body_over_the_limit_is_refused_with_the_limit():
     big = body(token_ids=[1] * 1000)
     async with (

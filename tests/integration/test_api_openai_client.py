@@ -92,6 +92,13 @@ async def test_it_lists_models():
         assert (await client.models.retrieve(MODEL)).id == MODEL
 
 
+async def test_it_finds_a_model_whose_name_has_slashes():
+    async with front_door(FakeService(script=saying("hi")), model_name="org/model") as door, client_of(door) as client:
+        assert (await client.models.retrieve("org/model")).id == "org/model"
+        completion = await client.chat.completions.create(model="org/model", messages=MESSAGES)
+    assert completion.model == "org/model"
+
+
 async def test_it_raises_its_own_errors():
     tables = [TenantTable(name="alice", api_key="ka")]
     async with front_door(FakeService(script=saying("hi")), tenants=tables) as door:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from importlib.resources import files
@@ -107,6 +108,27 @@ def test_kill_9_of_up_leaves_no_orphan_and_it_can_start_again(state):
     assert "nothing runs" in run("status", state=state).stderr
     with up(state) as again:
         assert set(again.pids) == ROLES
+
+
+def test_a_web_page_is_let_in_if_a_flag_names_it_and_commands_work_as_ever(state):
+    page, stranger = "http://localhost:3000", "https://evil.example"
+    with up(state, "--allow-origin", page, "--allow-host", "gpu1.example") as running:
+
+        def status_of(**headers):
+            body = json.dumps({"prompt": "hi", "max_tokens": 1}).encode()
+            request = urllib.request.Request(running.url + "/v1/completions", body, headers)
+            try:
+                with urllib.request.urlopen(request, timeout=30) as reply:
+                    return reply.status, reply.headers["Access-Control-Allow-Origin"]
+            except urllib.error.HTTPError as refused:
+                return refused.code, refused.headers["Access-Control-Allow-Origin"]
+
+        assert status_of(Origin=page) == (200, page)
+        assert status_of(Origin=stranger) == (403, None)
+        assert status_of(Host="evil.example:8000", Origin="http://evil.example:8000") == (403, None)
+        assert status_of(Host="gpu1.example:8000") == status_of() == (200, None)
+        assert run("ask", "hi", "--url", running.url, "--max-tokens", "1").returncode == 0
+        assert run("status", state=state).returncode == 0
 
 
 def test_a_killed_role_comes_back_and_is_counted(state):

@@ -76,6 +76,7 @@ def test_pages_that_are_named_are_let_in_and_no_other():
 def test_a_page_of_ours_is_no_strangers():
     assert refusal(callers(), host="localhost:8000", origins=("http://localhost:8000",)) is None
     assert refusal(callers(), host="localhost:8000", origins=("http://127.0.0.1:8000",)) == "forbidden_origin"
+    assert refusal(callers(), host="", origins=("null",)) == "forbidden_origin"
     rebound = refusal(callers(), host="evil.example:8000", origins=("http://evil.example:8000",))
     assert rebound == "forbidden_host"
 

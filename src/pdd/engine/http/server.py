@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from aiohttp import ClientConnectionResetError, web
 
@@ -28,6 +29,7 @@ from pdd.engine.http.sse import DONE, KEEP_ALIVE, encode_event
 from pdd.transport.http_serving import serve_http
 
 _logger = logging.getLogger(__name__)
+_NO_PAGES = "an engine takes no requests of web pages; the router does, of those that are named"
 _MAX_SPANS_AHEAD = 64
 """How far an engine may run ahead of a slow reader; beyond it the engine's generator waits."""
 
@@ -228,6 +230,10 @@ async def _errors_to_replies(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """The outermost edge: no traceback and no HTML ever reaches a client."""
+    if "Origin" in request.headers:
+        # A browser sent it for a page. Engines have no keys, and any page can make its visitor's browser post to loopback.
+        reply = refusal_reply(InvalidRequest(_NO_PAGES, code="forbidden_origin"), HTTPStatus.FORBIDDEN)
+        return _json(reply.body, status=reply.status)
     try:
         return await handler(request)
     except PddError as error:

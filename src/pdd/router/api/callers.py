@@ -53,7 +53,7 @@ class Callers:
                     code="forbidden_host",
                 )
         for origin in origins:
-            if not (self.has_keys or self._is_named(origin) or origin.partition("://")[2] in hosts):
+            if not (self.has_keys or self._is_named(origin) or _is_own(origin, hosts)):
                 raise Forbidden(
                     f"origin {shown(origin)}: without API keys web pages are let in by router.allowed_origins or "
                     "--allow-origin only",
@@ -93,6 +93,11 @@ class Callers:
             return True
         name = found["name"].lower().rstrip(".").strip("[]") if found else ""
         return is_loopback(name) or name in self.hosts
+
+
+def _is_own(origin: str, hosts: Sequence[str]) -> bool:
+    """Whether the page itself came from where its request goes."""
+    return any(host and origin in (f"http://{host}", f"https://{host}") for host in hosts)
 
 
 def read_origin(text: str) -> str:
