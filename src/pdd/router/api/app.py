@@ -189,7 +189,8 @@ class _FrontDoor:
         if _CLIENT_REQUEST_ID.fullmatch(claimed):
             request[_REQUEST_ID] = claimed
         try:
-            return self._for_browsers(request) or await handler(request)
+            told = self._for_browsers(request)
+            return await handler(request) if told is None else told
         except web.HTTPException as error:
             self.metrics.request_refused()
             return refusal_of_http(error, path=request.path, max_body_bytes=self.limits.max_body_bytes).as_response()

@@ -98,9 +98,10 @@ def text_of(least: int, most: int) -> Reader[str]:
     right = f"at most {most} characters long" if least == 0 else f"from {least} to {most} characters long"
 
     def read(value: object, path: str) -> str:
-        if not least <= len(text(value, path)) <= most:
+        said = text(value, path)
+        if not least <= len(said) <= most:
             raise out_of_range(value, path, right)
-        return text(value, path)
+        return said
 
     return read
 
