@@ -103,3 +103,13 @@ async def test_a_name_in_a_path_or_header_that_is_no_text_is_no_fault_of_ours(ca
             assert (await reader.readline()).split()[1] == status
             writer.close()
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_head_asks_for_what_get_does_and_a_wrong_method_is_told_the_right_one():
+    async with front_door(FakeService(script=saying("x"))) as door:
+        for path in ("/v1/models", "/health"):
+            async with door.http.head(door.url + path) as response:
+                assert (response.status, await response.read()) == (200, b"")
+        for method in ("HEAD", "OPTIONS", "DELETE"):
+            async with door.http.request(method, door.url + "/v1/completions") as response:
+                assert (response.status, response.headers["Allow"]) == (405, "POST")
