@@ -173,7 +173,7 @@ class Wrong(NamedTuple):
 
 WRONG_REQUESTS = {
     "an unknown model": Wrong({"model": "gpt-17"}, "model", ("gpt-17", "scripted"), status=404),
-    "no model": Wrong({"model": MISSING}, "model", ("model",)),
+    "a model of another type": Wrong({"model": 5}, "model", ("5", "text")),
     "no messages": Wrong({"messages": MISSING}, "messages", ("messages",)),
     "empty messages": Wrong({"messages": []}, "messages", ("messages",)),
     "a message without a role": Wrong({"messages": [{"content": "x"}]}, "messages[0].role", ("role",)),
@@ -185,7 +185,8 @@ WRONG_REQUESTS = {
     "a prompt that is too long": Wrong({"prompt": [1] * 5000}, "prompt", ("5000", "4096"), base=COMPLETION),
     "too many tokens to come": Wrong({"max_tokens": 4096}, "max_tokens", ("4096", "limit")),
     "no tokens to come": Wrong({"max_tokens": 0}, "max_tokens", ("0", "1")),
-    "tokens of another type": Wrong({"max_tokens": "many"}, "max_tokens", ("many",)),
+    "tokens of another type": Wrong({"max_tokens": "5"}, "max_tokens", ('"5" is not a whole number',)),
+    "half a surrogate pair": Wrong({"stop": ["\ud83d"]}, "stop[0]", ("half a surrogate pair",)),
     "a temperature out of range": Wrong({"temperature": 3}, "temperature", ("3", "2")),
     "a negative temperature": Wrong({"temperature": -0.5}, "temperature", ("-0.5", "0")),
     "top_p out of range": Wrong({"top_p": 1.5}, "top_p", ("1.5", "1")),
