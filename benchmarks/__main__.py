@@ -13,7 +13,7 @@ from rich.console import Console
 from benchmarks.report import Result, save, show
 from pdd.core.errors import ConfigError
 
-NAMES = ("link", "replication", "engine", "relay", "full")
+NAMES = ("link", "replication", "engine", "relay", "full", "front_door")
 ON_VLLM = ("vllm_relay",)
 """They need another environment: `make bench-vllm`."""
 

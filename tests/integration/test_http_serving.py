@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 import pytest
 from aiohttp import web
 
-from pdd.core.units import Seconds
+from pdd.core.errors import InvalidRequest
+from pdd.core.units import Bytes, Seconds
+from pdd.transport.http_bodies import read_body
 from pdd.transport.http_serving import HttpLimits, serve_http
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
@@ -68,9 +71,9 @@ class Server:
 
     async def echo(self, request: web.Request) -> web.Response:
         try:
-            return web.Response(body=await request.read())
-        except web.RequestPayloadError:
-            return web.json_response({"error": {"code": "invalid_body"}}, status=400)
+            return web.Response(body=await read_body(request, limit=Bytes(1000), timeout=Seconds(30.0)))
+        except InvalidRequest as refused:
+            return web.json_response({"error": {"code": refused.code}}, status=400)
 
     async def wait(self, _: web.Request) -> web.Response:
         self.waits.set()
@@ -123,7 +126,6 @@ BROKEN = {
         415,
         "unsupported_encoding",
     ),
-    "no gzip": (post(b"Content-Encoding: gzip", b"Content-Length: 16", body=SECRET), 400, "invalid_body"),
     "an expectation": (post(b"Expect: " + SECRET, b"Content-Length: 0"), 417, "invalid_request"),
 }
 
@@ -142,6 +144,27 @@ async def test_broken_http_is_answered_in_json_and_no_byte_of_it_is_logged(what:
     assert SECRET not in reply.body
     assert SECRET.decode() not in caplog.text
     assert "Traceback" not in caplog.text
+
+
+def compressed(body: bytes) -> bytes:
+    return post(b"Content-Encoding: gzip", b"Content-Length: %d" % len(body), body=body)
+
+
+async def test_a_compressed_body_is_inflated_and_its_connection_goes_on_whatever_is_in_it():
+    async with serving() as server, server.client() as client:
+        await client.say(compressed(gzip.compress(b"hello")))
+        assert (await client.reply()).body == b"hello"
+        for body, code in ((SECRET, "invalid_body"), (gzip.compress(bytes(1001)), "body_too_large")):
+            await client.say(compressed(body))
+            assert (await client.reply()).code == code
+        await client.say(HEALTH)
+        assert "200" in (await client.reply()).status_line
+
+
+async def test_a_compressed_body_that_nobody_reads_is_not_inflated_so_that_nobody_finds_out_that_it_is_none():
+    async with serving() as server, server.client() as client:
+        await client.say(compressed(SECRET).replace(b"POST /echo", b"GET /health"))
+        assert "200" in (await client.reply()).status_line
 
 
 async def test_a_body_that_breaks_on_its_way_ends_the_wait_for_it():

@@ -6,6 +6,7 @@
     ├── ConfigError             a file, flag or key is wrong: nothing starts
     ├── InvalidRequest          the client's request is wrong: it will never succeed as it is
     │   ├── UnknownModel
+    │   ├── BodyTooLarge
     │   └── ContextTooLong      prompt and output together exceed a limit
     ├── Unauthorized            no key, or not one of ours
     ├── Forbidden               a web page that is not let in
@@ -53,6 +54,10 @@ class InvalidRequest(PddError):
 
 class UnknownModel(InvalidRequest):
     """The request names a model that this deployment does not serve."""
+
+
+class BodyTooLarge(InvalidRequest):
+    """The request has more bytes than are read."""
 
 
 class ContextTooLong(InvalidRequest):

@@ -30,13 +30,13 @@ from aiohttp.web_protocol import ERROR
 from pdd.core.topology import Address
 from pdd.core.units import Seconds
 from pdd.transport.flood import LogThrottle
+from pdd.transport.http_bodies import CODINGS, coding_of
 
 _logger = logging.getLogger(__name__)
 _BACKLOG = 1024
 _LINGER = Seconds(2.0)
 """How long the rest of a body is read that nobody wants, so that the client gets to read the answer."""
 
-_CODINGS = frozenset({"identity", "gzip", "deflate"})
 _WRONG_CODING = (
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     "bodies are taken plain, or compressed by gzip or deflate",
@@ -153,7 +153,7 @@ class _Door:
         assert isinstance(connection, _Connection)
         connection.request_begun(request.content)
         try:
-            if request.headers.get("Content-Encoding", "identity").lower() not in _CODINGS:
+            if coding_of(request) not in CODINGS:
                 return _refusal(*_WRONG_CODING)
             return await self._serve(request)
         except web.HTTPException as error:
@@ -169,7 +169,12 @@ class _Connection(web.RequestHandler):
     def __init__(self, door: _Door, server: web.Server, *, idle_timeout: Seconds) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(
-            server, loop=loop, keepalive_timeout=idle_timeout, access_log=cast(Any, None), lingering_time=_LINGER
+            server,
+            loop=loop,
+            keepalive_timeout=idle_timeout,
+            access_log=cast(Any, None),
+            lingering_time=_LINGER,
+            auto_decompress=False,  # see transport.http_bodies
         )
         self.peer = "?"
         self._door = door

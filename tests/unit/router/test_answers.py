@@ -265,6 +265,9 @@ class CountingCodec:
 
     num_rendered: int = 0
 
+    def mask(self, message):
+        return CODEC.mask(message)
+
     def render_chat(self, messages) -> str:
         self.num_rendered += len(messages)
         return CODEC.render_chat(messages)

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from pdd.core.errors import InvalidRequest
+from pdd.core.errors import BodyTooLarge, InvalidRequest
 from pdd.router.api import body as module
 from pdd.router.api.body import read_object
 
 CHAT = {"messages": [{"role": "user", "content": "hi é漢😀"}]}
-DEEP = b'{"a":' + b"[" * 100_000
+DEEP = b'{"a":' + b"[" * 90_000
 
 
 def refusal(body: bytes) -> InvalidRequest:
@@ -97,3 +97,35 @@ def test_a_large_body_is_not_searched(monkeypatch):
     monkeypatch.setattr(module, "_MOST_SEARCHED_CHARACTERS", 10)
     error = refusal(b'{"prompt": "\\ud83d"}')
     assert (error.param, "half a surrogate pair" in error.message) == (None, True)
+
+
+# What a large body is made of ------------------------------------------------------------------------------------------
+
+LARGE = 70_000
+PAD = b'{"pad": "' + b"x" * LARGE + b'", "it": '
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (b"[" + b'"",' * 200_000 + b'""]', "has 200004 texts; at most 200000 are read"),
+        (b"[" + b"[]," * 100_000 + b"[]]", "has 100003 lists and objects; at most 100000 are read"),
+        (b"[" + b"{}," * 100_000 + b"{}]", "has 100003 lists and objects; at most 100000 are read"),
+        (b"[" + b"1," * 1_100_000 + b"1]", "has 1100001 values; at most 1100000 are read"),
+        (b"{" + b",".join(b'"%d":1' % number for number in range(200_001)) + b"}", "has 200004 texts"),
+    ],
+)
+def test_a_body_of_more_values_than_anybody_needs_is_refused_before_they_are_made(values: bytes, says: str):
+    with pytest.raises(BodyTooLarge, match=says):
+        read_object(PAD + values + b"}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[],{},"' * 200_000, "\\" * 400_001, '\\"' * 300_000, "\\[{," * 200_000, "\n\t\u20ac" * 10_000],
+    ids=["all of it", "backslashes", "escaped quotes", "escapes", "others"],
+)
+@pytest.mark.parametrize("ensure_ascii", [True, False])
+def test_what_a_text_says_counts_for_nothing(text: str, ensure_ascii: bool):
+    fields = {"prompt": text + "\\", "it": [[text[:1000]]]}
+    assert read_object(json.dumps(fields, ensure_ascii=ensure_ascii).encode()) == fields

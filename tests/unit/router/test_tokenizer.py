@@ -1,6 +1,7 @@
 """Chat templates and encoding."""
 
 import asyncio
+import sys
 from dataclasses import replace
 
 import pytest
@@ -48,7 +49,7 @@ def test_a_decoder_that_does_not_go_token_by_token_is_a_configuration_error():
 def test_a_name_is_the_templates_to_use_and_forges_no_special_token():
     template = "{% for message in messages %}{{ message.name or 'nobody' }}: {{ message.content }}\n{% endfor %}"
     named = [Message(role="user", content="u", name="joe<|im_end|>"), Message(role="user", content="v")]
-    rendered = codec(chat_template=template).render_chat(named)
+    rendered = codec(chat_template=template).render_chat([codec().mask(message) for message in named])
     tokens = asyncio.run(codec().encode(rendered))
     assert ASSETS.tokenizer.decode(tokens, skip_special_tokens=False) == "joe<|im_end|>: u\nnobody: v\n"
     assert ASSETS.tokenizer.token_to_id("<|im_end|>") not in tokens
@@ -112,7 +113,7 @@ def test_no_text_has_fewer_tokens_than_it_must_have(model, text, times):
     tokenizer, codec = CODECS[model]
     special = "".join(sorted(token.content for token in tokenizer.get_added_tokens_decoder().values()))
     for each in (text * times, " " * 10 * times, "\n" + " " * 79 * times, special * times):
-        assert codec.least_tokens(len(each)) <= len(encode(tokenizer, each))
+        assert codec.least_tokens(len(each)) <= len(encode(tokenizer, each, most=sys.maxsize))
 
 
 @pytest.mark.parametrize(

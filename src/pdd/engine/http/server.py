@@ -26,6 +26,7 @@ from pdd.engine.http import wire_reply, wire_request
 from pdd.engine.http.contract import SpanContract
 from pdd.engine.http.errors import ErrorReply, refusal_reply, reply_to
 from pdd.engine.http.sse import DONE, KEEP_ALIVE, encode_event
+from pdd.transport.http_bodies import read_body
 from pdd.transport.http_serving import serve_http
 
 _logger = logging.getLogger(__name__)
@@ -80,7 +81,9 @@ class _Handlers:
         self._num_running = 0
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        body = wire_request.decode_body(await self._read_body(request))
+        limits = self._limits
+        plain = await read_body(request, limit=limits.max_body_bytes, timeout=limits.body_timeout)
+        body = wire_request.decode_body(plain)
         generation = wire_request.read_generation(body, await self._engine.info(), vocab_size=self._vocab_size)
         self._num_running += 1
         try:
@@ -99,22 +102,6 @@ class _Handlers:
 
     async def info(self, _request: web.Request) -> web.Response:
         return _json(wire_reply.encode_info(await self._engine.info()))
-
-    async def _read_body(self, request: web.Request) -> bytes:
-        limit = self._limits.max_body_bytes
-        too_large = InvalidRequest(f"the body is over {limit} bytes, the limit", code="body_too_large")
-        if request.content_length is not None and request.content_length > limit:
-            raise too_large
-        try:
-            async with asyncio.timeout(self._limits.body_timeout):
-                return await request.read()
-        except TimeoutError:
-            limit_s = self._limits.body_timeout
-            raise InvalidRequest(f"the body did not arrive within {limit_s:g} s", code="body_timeout") from None
-        except web.RequestPayloadError as error:
-            raise InvalidRequest("the body could not be read to its end", code="invalid_body") from error
-        except web.HTTPRequestEntityTooLarge:
-            raise too_large from None
 
     async def _collect(self, request_id: str, generation: Generation) -> bytes:
         contract = SpanContract(generation)

@@ -16,8 +16,11 @@ from typing import Protocol
 
 from pdd.core.errors import InvalidRequest
 from pdd.core.ids import TenantId, TokenId
-from pdd.router.api.messages import Message
+from pdd.router.api.aside import aside
+from pdd.router.api.messages import MaskedMessage, Message
 
+_LONG_CHARACTERS = 64 * 1024
+"""Some milliseconds of masking: longer conversations leave the event loop."""
 _MAX_RENDERED = 65_536
 """Messages that one request may have rendered again in search of its answers: some 250 turns, or a second and a half.
 
@@ -147,7 +150,9 @@ class AnswerMemory:
 class Codec(Protocol):
     """What the encoder needs of ``router.tokenizer.TextCodec``."""
 
-    def render_chat(self, messages: Sequence[Message]) -> str: ...
+    def mask(self, message: Message) -> MaskedMessage: ...
+
+    def render_chat(self, messages: Sequence[MaskedMessage]) -> str: ...
 
     async def encode(self, text: str) -> tuple[TokenId, ...]: ...
 
@@ -165,20 +170,27 @@ class ConversationEncoder:
         """The prompt's token IDs.
 
         Raises:
-            InvalidRequest: the model's chat template refuses the conversation.
+            InvalidRequest: the model's chat template refuses the conversation, or it is too long (ContextTooLong).
         """
-        prompt = _GrowingPrompt(self._codec.render_chat(messages))
+        size = sum(len(message.content) for message in messages)
+        masked = await aside(size, _LONG_CHARACTERS, self._mask_all, messages)
+        prompt = _GrowingPrompt(await aside(size, _LONG_CHARACTERS, self._codec.render_chat, masked))
         num_rendered = 0
         for index, message in enumerate(messages):
             if message.role == "assistant" and self._memory.may_hold(tenant, message.content):
                 num_rendered += index
                 if num_rendered > _MAX_RENDERED:
                     break
-                await self._splice(tenant, prompt, messages[:index], message.content)
+                await self._splice(tenant, prompt, masked[:index], message.content)
                 await asyncio.sleep(0)  # a splice takes up to a millisecond: let other streams go on in between
         return (*prompt.tokens, *await self._codec.encode(prompt.rest()))
 
-    async def _splice(self, tenant: TenantId, prompt: _GrowingPrompt, asking: Sequence[Message], answer: str) -> None:
+    def _mask_all(self, messages: Sequence[Message]) -> list[MaskedMessage]:
+        return [self._codec.mask(message) for message in messages]
+
+    async def _splice(
+        self, tenant: TenantId, prompt: _GrowingPrompt, asking: Sequence[MaskedMessage], answer: str
+    ) -> None:
         """Takes the answer's IDs over, provided that the template still writes question and answer as they were.
 
         An answer that spells out a special token is masked in the prompt, so it is tokenized anew: no more than lost reuse.
@@ -193,7 +205,7 @@ class ConversationEncoder:
         if known is not None:
             prompt.take(asked + known.tokens, up_to=len(question) + known.num_characters)
 
-    def _question(self, messages: Sequence[Message]) -> str | None:
+    def _question(self, messages: Sequence[MaskedMessage]) -> str | None:
         """None when the template refuses them on their own: then nothing can have been their answer."""
         try:
             return self._codec.render_chat(messages)

@@ -6,7 +6,6 @@ the connection closes. No traceback and no internal name reaches a client.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import secrets
@@ -33,6 +32,7 @@ from pdd.engine.catalog import ModelEntry
 from pdd.engine.models.text import TextAssets
 from pdd.router.api.admission import Admission, Limits
 from pdd.router.api.answers import AnswerMemory, ConversationEncoder
+from pdd.router.api.aside import aside
 from pdd.router.api.callers import Callers
 from pdd.router.api.refusals import (
     INTERNAL_ERROR,
@@ -50,15 +50,16 @@ from pdd.router.api.tenants import Tenants
 from pdd.router.api.tokenizer import TextCodec
 from pdd.router.base import Service, TokenRequest
 from pdd.telemetry.metrics import CONTENT_TYPE, RouterMetrics
+from pdd.transport.http_bodies import read_body
 from pdd.transport.http_serving import serve_http
 
 _logger = logging.getLogger(__name__)
 
 _MAYBE_SLASH = "{slash:/?}"
+_LARGE_BODY = 64 * 1024
+"""Some milliseconds of reading: larger bodies leave the event loop."""
 _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _REQUEST_ID = web.RequestKey("pdd_request_id", str)
-_BROKEN = web.RequestKey("pdd_broken_body", bool)
-"""Where the next request begins on this connection is not known."""
 
 
 class WorkerCount(NamedTuple):
@@ -109,7 +110,7 @@ def create_app(
     Raises:
         ConfigError: as ``TextCodec``.
     """
-    codec = TextCodec(text)
+    codec = TextCodec(text, most_tokens=limits.max_model_tokens)
     door = _FrontDoor(
         model=model,
         limits=limits,
@@ -193,7 +194,7 @@ class _FrontDoor:
             return await handler(request) if told is None else told
         except web.HTTPException as error:
             self.metrics.request_refused()
-            return refusal_of_http(error, path=request.path, max_body_bytes=self.limits.max_body_bytes).as_response()
+            return refusal_of_http(error, path=request.path).as_response()
         except ClientLeft:
             if request.transport is not None:
                 request.transport.abort()
@@ -202,10 +203,7 @@ class _FrontDoor:
             refusal = refusal_of(error)
             if refusal.status == INTERNAL_ERROR:
                 _logger.exception("request_failed method=%s path=%s", request.method, request.path)
-            response = refusal.as_response()
-            if request.get(_BROKEN):
-                response.force_close()
-            return response
+            return refusal.as_response()
 
     def _for_browsers(self, http: web.Request) -> web.Response | None:
         """Answers a browser that asks what a page may send. Raises Forbidden when a page sends what it may not."""
@@ -225,14 +223,16 @@ class _FrontDoor:
     async def chat(self, http: web.Request) -> web.StreamResponse:
         with self._counting_refusals():
             tenant = self._authenticate(http)
-            call = parse_chat(await self._body(http))
+            body = await self._body(http)
+            call = await aside(len(body), _LARGE_BODY, parse_chat, body)
             request = await self.admission.admit_chat(tenant, call)
         return await self._answer(http, Endpoint.CHAT, request, call.options)
 
     async def completion(self, http: web.Request) -> web.StreamResponse:
         with self._counting_refusals():
             tenant = self._authenticate(http)
-            call = parse_completion(await self._body(http))
+            body = await self._body(http)
+            call = await aside(len(body), _LARGE_BODY, parse_completion, body)
             request = await self.admission.admit_completion(tenant, call)
         return await self._answer(http, Endpoint.COMPLETION, request, call.options)
 
@@ -277,21 +277,7 @@ class _FrontDoor:
         return self.tenants.authenticate(http.headers.get("Authorization"))
 
     async def _body(self, http: web.Request) -> bytes:
-        limit = self.limits.max_body_bytes
-        if http.content_length is not None and http.content_length > limit:
-            raise web.HTTPRequestEntityTooLarge(limit, http.content_length)
-        try:
-            async with asyncio.timeout(self.limits.body_timeout_s):
-                return await http.read()
-        except web.RequestPayloadError as error:
-            http.content.feed_eof()  # there is nothing behind it that could be skipped
-            http[_BROKEN] = True
-            message = "the body could not be read: it breaks off, or is not what its Content-Encoding says"
-            raise InvalidRequest(message, code="invalid_body") from error
-        except TimeoutError as error:
-            raise InvalidRequest(
-                f"the body did not arrive within {self.limits.body_timeout_s:g} s", code="body_timeout"
-            ) from error
+        return await read_body(http, limit=self.limits.max_body_bytes, timeout=self.limits.body_timeout_s)
 
     async def _answer(
         self, http: web.Request, endpoint: Endpoint, request: TokenRequest, options: Options

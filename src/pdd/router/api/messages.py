@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, cast
+from typing import Literal, NewType, cast
 
 from pdd.core.errors import InvalidRequest
 from pdd.router.api.fields import MESSAGE, REFUSAL_PART, TEXT_PART
@@ -36,6 +36,10 @@ class Message:
     role: MessageRole
     content: str
     name: str | None = None
+
+
+MaskedMessage = NewType("MaskedMessage", Message)
+"""Without any text of a special token in it (``special_text``): a template may have it."""
 
 
 def read_messages(value: object, path: str) -> tuple[Message, ...]:

@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from pdd.core.errors import (
+    BodyTooLarge,
     Forbidden,
     InvalidRequest,
     PddError,
@@ -18,7 +19,7 @@ from pdd.core.errors import (
     Unavailable,
     UnknownModel,
 )
-from pdd.core.units import Bytes, Seconds
+from pdd.core.units import Seconds
 from pdd.router.api.reading import cut, shown
 from pdd.router.api.replies import Json, Path, error_json
 
@@ -57,6 +58,8 @@ def refusal_of(error: Exception) -> Refusal:
     match error:
         case UnknownModel():
             return _invalid(error, status=404)
+        case BodyTooLarge():
+            return _invalid(error, status=413)
         case InvalidRequest():
             return _invalid(error, status=400)
         case Unauthorized():
@@ -92,12 +95,10 @@ def _unavailable(message: str, retry_after_s: Seconds) -> Refusal:
     )
 
 
-def refusal_of_http(error: web.HTTPException, *, path: str, max_body_bytes: Bytes) -> Refusal:
-    """What the HTTP library itself refuses: unknown path, wrong method, oversized body."""
+def refusal_of_http(error: web.HTTPException, *, path: str) -> Refusal:
+    """What the HTTP library itself refuses: unknown path, wrong method."""
     allowed = frozenset[str]()
     match error:
-        case web.HTTPRequestEntityTooLarge():
-            code, message = "body_too_large", f"the body is larger than {max_body_bytes} bytes, the limit"
         case web.HTTPMethodNotAllowed():
             code, allowed = "method_not_allowed", frozenset(error.allowed_methods)
             message = f"method {cut(error.method)} is not allowed here; allowed: {', '.join(sorted(allowed))}"

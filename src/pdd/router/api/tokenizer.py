@@ -5,10 +5,11 @@ Encoding a long text blocks for milliseconds to seconds, so it goes to a thread;
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from collections.abc import Sequence
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from math import inf, isinf, prod
 from typing import Any, cast
@@ -19,13 +20,14 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from pdd.core.errors import ConfigError, InvalidRequest
+from pdd.core.errors import ConfigError, ContextTooLong, InvalidRequest
 from pdd.core.ids import TokenId
 from pdd.engine.models.text import TextAssets
 from pdd.engine.models.token_bytes import TokenBytes
+from pdd.router.api.aside import aside
 from pdd.router.api.detokenizer import Detokenizer
-from pdd.router.api.messages import Message
-from pdd.router.api.special_text import SpecialText, encode_document
+from pdd.router.api.messages import MaskedMessage, Message
+from pdd.router.api.special_text import SpecialText, TooManyTokens, encode_document
 
 _logger = logging.getLogger(__name__)
 _LONG_TEXT_CHARACTERS = 4096
@@ -42,11 +44,20 @@ _TEMPLATE_FAULTS = (
 class TextCodec:
     """One model's text side; shared by all requests."""
 
-    __slots__ = ("_assets", "_most_characters", "_special_ids", "_special_text", "_template", "_token_bytes")
+    __slots__ = (
+        "_assets",
+        "_most_characters",
+        "_most_tokens",
+        "_special_ids",
+        "_special_text",
+        "_template",
+        "_token_bytes",
+    )
 
-    def __init__(self, assets: TextAssets) -> None:
-        """Raises ConfigError when the chat template is not a valid one, or the decoder can't go token by token."""
+    def __init__(self, assets: TextAssets, *, most_tokens: int = sys.maxsize) -> None:
+        """``most_tokens`` of one text are made at most. Raises ConfigError when the chat template is not a valid one, or the decoder can't go token by token."""
         self._assets = assets
+        self._most_tokens = most_tokens
         self._template = _compile(assets.chat_template)
         self._special_text = SpecialText(assets.tokenizer)
         added = assets.tokenizer.get_added_tokens_decoder()
@@ -73,17 +84,21 @@ class TextCodec:
         """Special tokens structure a conversation and have no text."""
         return token in self._special_ids
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
-        """The conversation as the model wants to read it, up to where its answer begins; for ``encode``, not for people.
+    def mask(self, message: Message) -> MaskedMessage:
+        """A message as a template may have it: only templates write special tokens (``special_text``)."""
+        masked = self._special_text.mask
+        name = None if message.name is None else masked(message.name)
+        return MaskedMessage(Message(role=message.role, content=masked(message.content), name=name))
 
-        Texts of special tokens in messages are masked (``special_text``): only the template writes special tokens.
+    def render_chat(self, messages: Sequence[MaskedMessage]) -> str:
+        """The conversation as the model wants to read it, up to where its answer begins; for ``encode``, not for people.
 
         Raises:
             InvalidRequest: the template refuses this conversation (an order of roles, for example).
         """
         try:
             return self._template.render(
-                messages=[self._masked(message) for message in messages],
+                messages=[_as_templates_see_it(message) for message in messages],
                 tools=None,
                 documents=None,
                 add_generation_prompt=True,
@@ -98,29 +113,48 @@ class TextCodec:
             why = "the model's chat template can't render them; it may want other roles, or another order"
             raise _invalid_messages(why) from error
 
-    def _masked(self, message: Message) -> dict[str, str]:
-        """What a template sees of a message. Few look at its name."""
-        seen = {"role": message.role, "content": self._special_text.mask(message.content)}
-        return seen if message.name is None else {**seen, "name": self._special_text.mask(message.name)}
-
     async def encode(self, text: str) -> tuple[TokenId, ...]:
-        """The IDs of exactly this part of a rendered conversation; nothing is added around it."""
-        if len(text) < _LONG_TEXT_CHARACTERS:
-            return self._special_text.encode(text)
-        return await asyncio.to_thread(self._special_text.encode, text)
+        """The IDs of exactly this part of a rendered conversation; nothing is added around it.
+
+        Raises:
+            ContextTooLong: they are more than this codec makes.
+        """
+        with self._refusing_too_many("messages"):
+            return await aside(
+                len(text), _LONG_TEXT_CHARACTERS, self._special_text.encode, text, most=self._most_tokens
+            )
 
     async def encode_document(self, text: str) -> tuple[TokenId, ...]:
         """The IDs of a text that starts a sequence, with what the model's tokenizer puts around one.
 
         Whoever writes documents may write special tokens into them.
+
+        Raises:
+            ContextTooLong: as ``encode``.
         """
-        if len(text) < _LONG_TEXT_CHARACTERS:
-            return encode_document(self._assets.tokenizer, text)
-        return await asyncio.to_thread(encode_document, self._assets.tokenizer, text)
+        tokenizer, size = self._assets.tokenizer, len(text)
+        with self._refusing_too_many("prompt"):
+            return tuple(
+                await aside(size, _LONG_TEXT_CHARACTERS, encode_document, tokenizer, text, most=self._most_tokens)
+            )
+
+    @contextmanager
+    def _refusing_too_many(self, param: str) -> Generator[None]:
+        try:
+            yield
+        except TooManyTokens as error:
+            message = f"the prompt has more than {self._most_tokens} tokens, this model's limit"
+            raise ContextTooLong(message, param=param, code="context_length_exceeded") from error
 
     def detokenizer(self) -> Detokenizer:
         """A decoder for one answer."""
         return Detokenizer(self._token_bytes)
+
+
+def _as_templates_see_it(message: MaskedMessage) -> dict[str, str]:
+    """Few look at a name."""
+    seen = {"role": message.role, "content": message.content}
+    return seen if message.name is None else {**seen, "name": message.name}
 
 
 def _compile(template: str) -> jinja2.Template:
