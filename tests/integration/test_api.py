@@ -441,8 +441,15 @@ async def test_a_job_that_has_not_begun_when_the_router_stops_is_told_so():
     async with runner.lifetime():
         asyncio.get_running_loop().call_soon(runner.stop)  # comes before the first turn of the job's own task
         with pytest.raises(Unavailable, match="stopping"):
-            await runner.run(Job(request=None, stops=(), reply=None))
+            await runner.run(Job(request=None, stops=(), reply=Mute()))
     assert service.requests == []
+
+
+class Mute:
+    """A reply that nothing is said by."""
+
+    def silence_left(self):
+        return None
 
 
 async def test_shutting_down_does_not_wait_for_transfers_of_answered_requests():

@@ -226,6 +226,8 @@ class RouterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Web pages of these origins may call."""
     allowed_hosts: tuple[str, ...] = ()
     """Names, besides those of loopback, under which a router without keys is called."""
+    keep_alive_s: Seconds = Seconds(15.0)
+    """A stream that has had nothing to say for so long sends a comment, and its headers if they are not out."""
     max_answer_memory_tokens: int = 1_000_000
     """How many answer token IDs are kept per tenant for splicing into the next turn."""
     max_open_requests: int = 256

@@ -59,7 +59,7 @@ async def main(context: RoleContext) -> None:
             service=driver,
             model=model,
             text=await asyncio.to_thread(model.load_text),
-            limits=Limits(max_model_tokens=topology.max_model_tokens),
+            limits=Limits(max_model_tokens=topology.max_model_tokens, keep_alive_s=table.keep_alive_s),
             tenants=tenants,
             callers=Callers.of(table),
             answers=AnswerMemory(max_tokens_per_tenant=table.max_answer_memory_tokens),

@@ -82,6 +82,7 @@ def _must_be_positive(topology: Topology) -> Iterator[tuple[str, float]]:
     for index, link in enumerate(topology.links):
         yield f"links[{index}].rate_bits_per_s", link.rate_bits_per_s
     router = topology.router
+    yield "router.keep_alive_s", router.keep_alive_s
     yield "router.policy.reroute_interval_s", router.policy.reroute_interval_s
     for key in ("interval_s", "timeout_s", "breaker_window_s", "breaker_open_s"):
         yield f"router.health.{key}", getattr(router.health, key)

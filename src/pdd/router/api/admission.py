@@ -34,6 +34,8 @@ class Limits:
     body_timeout_s: Seconds = Seconds(30.0)
     write_timeout_s: Seconds = Seconds(60.0)
     """A client that takes nothing for so long counts as gone."""
+    keep_alive_s: Seconds = Seconds(15.0)
+    """A stream that has had nothing to say for so long says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -304,7 +304,12 @@ class _FrontDoor:
         if not options.stream:
             return WholeReply(http, shape, trace=options.trace, write_timeout_s=timeout)
         return StreamedReply(
-            http, shape, usage_reports=options.usage_reports, trace=options.trace, write_timeout_s=timeout
+            http,
+            shape,
+            usage_reports=options.usage_reports,
+            trace=options.trace,
+            write_timeout_s=timeout,
+            keep_alive_s=self.limits.keep_alive_s,
         )
 
 

@@ -1,7 +1,8 @@
 """How an answer reaches the client: in chunks as it grows (server-sent events), or whole.
 
-Response headers go out with the first span, not before: an error until then is a proper HTTP status. A client that can't
-be written to for ``write_timeout_s`` counts as gone. Both ways raise ``ClientLeft`` when the client is.
+Response headers go out with the first span: an error until then is a proper HTTP status. Only a stream that has had nothing
+to say for ``keep_alive_s`` begins before, with a comment, since proxies cut silent connections. A client that can't be
+written to for ``write_timeout_s`` counts as gone. Both ways raise ``ClientLeft`` when the client is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Protocol, assert_never
 import msgspec
 from aiohttp import web
 
+from pdd.core.errors import LocalProtocolError
 from pdd.core.request import FinishReason
 from pdd.core.units import Seconds
 from pdd.router.api.replies import Json, Shape, SpanTrace, Usage, UsageReports, report_json, spans_json
@@ -47,6 +49,14 @@ class Reply(Protocol):
         """The client has everything."""
         ...
 
+    def silence_left(self) -> Seconds | None:
+        """For how long it may still say nothing; ``keep_alive`` is due then. None: for ever."""
+        ...
+
+    async def keep_alive(self) -> None:
+        """Says that the answer is being worked on. May be called beside the others."""
+        ...
+
     async def show(self, text: str, span: SpanTrace, so_far: Usage) -> None:
         """A span was added; ``text`` is what may be shown of it, possibly nothing."""
         ...
@@ -63,18 +73,42 @@ class Reply(Protocol):
 class StreamedReply:
     """Server-sent events: one chunk a span, the finish, usage if asked for, ``[DONE]``."""
 
-    __slots__ = ("_finished", "_reports", "_request", "_response", "_shape", "_trace", "_usage", "_write_timeout")
+    __slots__ = (
+        "_finished",
+        "_keep_alive",
+        "_opened",
+        "_reports",
+        "_request",
+        "_response",
+        "_shape",
+        "_spoke_at",
+        "_trace",
+        "_turn",
+        "_usage",
+        "_write_timeout",
+    )
 
     def __init__(
-        self, request: web.Request, shape: Shape, *, usage_reports: UsageReports, trace: bool, write_timeout_s: Seconds
+        self,
+        request: web.Request,
+        shape: Shape,
+        *,
+        usage_reports: UsageReports,
+        trace: bool,
+        write_timeout_s: Seconds,
+        keep_alive_s: Seconds,
     ) -> None:
         self._request = request
         self._shape = shape
         self._reports = usage_reports
         self._trace = trace
         self._write_timeout = write_timeout_s
+        self._keep_alive = keep_alive_s
         self._response = web.StreamResponse(headers=_STREAM_HEADERS)
+        self._turn = asyncio.Lock()
+        self._spoke_at = _now()
         self._usage: Usage | None = None
+        self._opened = False
         self._finished = False
 
     @property
@@ -86,18 +120,31 @@ class StreamedReply:
     def finished(self) -> bool:
         return self._finished
 
+    def silence_left(self) -> Seconds | None:
+        return Seconds(max(0.0, self._spoke_at + self._keep_alive - _now()))
+
+    async def keep_alive(self) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout), self._turn:
+                if not self._finished and self.silence_left() == 0.0:  # perhaps something was being said just now
+                    await self._write(_COMMENT)
+        except (ConnectionError, TimeoutError) as error:
+            raise ClientLeft from error
+
     async def show(self, text: str, span: SpanTrace, so_far: Usage) -> None:
-        if not self.begun:
-            await self._send(self._event(self._shape.opening_chunk(text), span, so_far))
-        elif text or self._trace:
-            await self._send(self._event(self._shape.text_chunk(text), span, so_far))
+        if text or self._trace or not self._opened:
+            await self._send(self._event(self._text_chunk(text), span, so_far))
+
+    def _text_chunk(self, text: str) -> Json:
+        """The first one opens the answer."""
+        opened, self._opened = self._opened, True
+        return self._shape.text_chunk(text) if opened else self._shape.opening_chunk(text)
 
     async def finish(self, ending: Ending) -> None:
         self._usage = ending.usage
         events = b""
-        if ending.rest or not self.begun:
-            chunk = self._shape.text_chunk if self.begun else self._shape.opening_chunk
-            events += self._event(chunk(ending.rest), ending.last, ending.usage)
+        if ending.rest or not self._opened:
+            events += self._event(self._text_chunk(ending.rest), ending.last, ending.usage)
         events += self._event(self._shape.finish_chunk(ending.reason), ending.last, ending.usage)
         if self._trace:
             await self._send(events)
@@ -142,20 +189,25 @@ class StreamedReply:
 
     async def _send(self, events: bytes) -> None:
         try:
-            async with asyncio.timeout(self._write_timeout):
-                if not self._response.prepared:
-                    await self._response.prepare(self._request)
-                await self._response.write(events)
+            async with asyncio.timeout(self._write_timeout), self._turn:
+                await self._write(events)
         except (ConnectionError, TimeoutError) as error:
             raise ClientLeft from error
 
+    async def _write(self, events: bytes) -> None:
+        """Within ``_turn``: what is written at once would be mixed up."""
+        if not self._response.prepared:
+            await self._response.prepare(self._request)
+        await self._response.write(events)
+        self._spoke_at = _now()
+
     async def _end(self) -> None:
         try:
-            async with asyncio.timeout(self._write_timeout):
+            async with asyncio.timeout(self._write_timeout), self._turn:
                 await self._response.write_eof()
+                self._finished = True
         except (ConnectionError, TimeoutError) as error:
             raise ClientLeft from error
-        self._finished = True
 
 
 class WholeReply:
@@ -176,6 +228,12 @@ class WholeReply:
     @property
     def finished(self) -> bool:
         return self._response is not None
+
+    def silence_left(self) -> Seconds | None:
+        return None
+
+    async def keep_alive(self) -> None:
+        raise LocalProtocolError("what is answered in one piece can't be begun early")
 
     async def show(self, text: str, span: SpanTrace, so_far: Usage) -> None:  # noqa: ARG002 (the end says what it cost)
         self._text.append(text)
@@ -204,6 +262,12 @@ class WholeReply:
 
 
 _DONE = b"data: [DONE]\n\n"
+_COMMENT = b": still working\n\n"
+"""Clients skip it."""
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _event(chunk: Json) -> bytes:

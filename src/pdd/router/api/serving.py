@@ -105,10 +105,18 @@ class RequestRunner:
         self._tasks[task] = job
         task.add_done_callback(self._ended)
         try:
-            return await job.replied
-        except asyncio.CancelledError:
+            return await self._keep_alive_until_replied(job)
+        except (asyncio.CancelledError, ClientLeft):
+            job.replied.cancel()
             task.cancel()
             raise
+
+    async def _keep_alive_until_replied(self, job: Job) -> web.StreamResponse:
+        while not job.replied.done():
+            _ = await asyncio.wait([job.replied], timeout=job.reply.silence_left())
+            if not job.replied.done() and job.reply.silence_left() == 0.0:
+                await job.reply.keep_alive()
+        return job.replied.result()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """A task that was cancelled before it began, or while it opened its request, has told nobody."""
