@@ -1,6 +1,7 @@
 """What every engine must do, seen through its HTTP interface by the router's own client."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -72,6 +73,18 @@ def after(whole: Generation, emitted: Sequence[int], attempt: int = 1) -> Genera
         max_tokens=whole.max_tokens - len(emitted),
         attempt=attempt,
     )
+
+
+async def test_a_prefill_that_was_cut_off_again_and_again_goes_on_as_if_it_had_not_been(served: Served):
+    """As one is that is held while others go first."""
+    prompt = tuple((31 * index + 7) % served.under_test.vocab_size for index in range(1500))
+    asked = replace(served.asked(salt="whole"), known_tokens=prompt, num_prompt_tokens=len(prompt))
+    whole = await served.tokens(asked)
+    for attempt in range(1, 6):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.02 * attempt):
+                await served.tokens(replace(asked, salt=Salt("cut off"), attempt=attempt))
+    assert await served.tokens(replace(asked, salt=Salt("cut off"), attempt=6)) == whole
 
 
 async def test_positions_are_contiguous_from_zero_and_exactly_the_last_span_finishes(served: Served):
