@@ -36,7 +36,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "who has computed its prompt stands in nobody's way",
-            "            self._prefill_turn.over()\n",
+            "            self._prefill_turn.computed()\n",
             "",
             "test_driver_room:test_what_relay_decode_has_a_place_for_is_computed_when_prefill_is_free_and_answers_as_soon_as_there_is_room",
         ),
@@ -414,6 +414,15 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "        if seat is not None:\n            self._pool.release(seat)\n",
             "",
             "test_driver_parts:test_a_request_stays_at_its_worker_and_goes_elsewhere_after_a_loss",
+        ),
+    ),
+    *_of(
+        "workers.prefill_turns",
+        (
+            "who was told to wait waits though its token has come",
+            "        if self._goes_on:\n            self.over()\n",
+            "        self.over()\n",
+            "test_prefill_turns:test_a_token_that_comes_with_the_word_to_wait_ends_no_turn",
         ),
     ),
     *_of(

@@ -87,6 +87,21 @@ def test_one_that_goes_elsewhere_leaves_its_turn():
     assert requests.told == [[], [False, True]]
 
 
+def test_a_token_that_comes_with_the_word_to_wait_ends_no_turn():
+    """The prefill is stopped, and its token dropped: it must be told to go on when there is room."""
+    requests = Requests(2)
+    for turn in requests.all:
+        turn.begin(P)
+    requests[0].stand(Standing.NOTHING)
+    requests[0].computed()
+    requests[1].computed()
+    assert requests.turns.num_workers == 1
+    requests[0].stand(Standing.ROOM)
+    assert requests.told == [[False, True], []]
+    requests[0].computed()
+    assert requests.turns.num_workers == 0
+
+
 def test_over_may_be_said_twice_and_nothing_is_kept():
     requests = Requests(2)
     requests[0].begin(P)

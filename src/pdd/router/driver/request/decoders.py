@@ -175,7 +175,7 @@ class Decoders:
         if seat.worker.role is not Role.PREFILL:
             course.beside = self._pool.begin_decoding(seat)
         elif generation.first_position == 0:
-            self._prefill_turn.over()
+            self._prefill_turn.computed()
             self._pool.prefilled(seat, whole=list(self._seats.values()).count(seat) == 1)
 
     def _note_end(self, seat: Seat, course: _Course, seconds: Seconds) -> None:

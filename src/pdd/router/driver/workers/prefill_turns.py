@@ -47,7 +47,7 @@ class PrefillTurns:
 
 
 class PrefillTurn:
-    """One request's. ``begin`` whenever its prefill starts, ``over`` when that has sent its token or is lost."""
+    """One request's. ``begin`` whenever its prefill starts, ``computed`` when that has sent its token, ``over`` when it is lost."""
 
     def __init__(self, turns: PrefillTurns, tell: Tell) -> None:
         self.standing = Standing.ROOM
@@ -69,6 +69,11 @@ class PrefillTurn:
             self.standing = standing
             if self._worker is not None:
                 self._turns.review(self._worker)
+
+    def computed(self) -> None:
+        """The prompt's token has come. If it was told to wait just before, that is for nothing, and it waits all the same."""
+        if self._goes_on:
+            self.over()
 
     def over(self) -> None:
         """Nothing is computed for it, nor waits to be. Idempotent."""
