@@ -48,6 +48,13 @@ MUTANTS: tuple[ChaosMutant, ...] = (
         '            self._break_off(f"the engine sent no token for {self._limit:g} s")\n',
         "            pass\n",
     ),
+    ChaosMutant(
+        "what has expired expires no more",
+        "router.driver.patience",
+        "    if not scope.expired():\n",
+        "    if True:\n",
+        seed=12,
+    ),
     # One request
     ChaosMutant(
         "a decoder goes on from what was emitted",

@@ -158,6 +158,18 @@ MUTANTS: tuple[UnitMutant, ...] = (
     *_of(
         "patience",
         (
+            "what has expired expires no more",
+            "    if not scope.expired():\n",
+            "    if True:\n",
+            "test_patience:test_a_scope_expires_once_however_often_it_is_told_to",
+        ),
+        (
+            "a wait that broke off keeps its reason",
+            "        self._why = self._why or why\n",
+            "        self._why = why\n",
+            "test_patience:test_a_wait_that_expired_and_does_not_let_go_yet_keeps_its_reason_and_disturbs_nobody",
+        ),
+        (
             "the end of a process is a loss",
             "        forget = self._lifetime.on_end(self._on_end)\n",
             "        forget = lambda: None\n",
@@ -429,9 +441,15 @@ MUTANTS: tuple[UnitMutant, ...] = (
         "workers.worker",
         (
             "a process that ends is told to all who wait",
-            "        for listener in listeners.values():\n            listener()\n",
-            "",
+            "                listener()\n",
+            "                pass\n",
             "test_pool:test_whoever_waits_at_a_worker_is_told_at_once_and_once_when_it_is_down",
+        ),
+        (
+            "whatever one of them makes of it",
+            "            except Exception:\n",
+            "            except ZeroDivisionError:\n",
+            "test_patience:test_every_listener_is_told_of_the_end_whatever_one_of_them_raises",
         ),
         (
             "a seat is given back once",

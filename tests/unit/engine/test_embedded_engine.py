@@ -68,6 +68,17 @@ async def test_info_describes_the_engine_and_each_start_is_another_instance():
         assert engine.worker == "w"
 
 
+async def test_every_question_ends_with_the_engine_though_who_asked_another_one_has_just_left():
+    async with open_embedded_engine(SETTINGS) as engine:
+        left, stayed = asyncio.create_task(engine.stats()), asyncio.create_task(engine.stats())
+        await asyncio.sleep(0)
+        left.cancel()
+        engine.on_end(WorkerFailed("the engine failed"))
+        with pytest.raises(Unavailable, match="has ended"):
+            await stayed
+    assert left.cancelled()
+
+
 async def test_closing_a_stream_frees_its_blocks():
     async with open_embedded_engine(SETTINGS) as engine:
         stream = engine.generate(generation(prompt(100), max_tokens=900))

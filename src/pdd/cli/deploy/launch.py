@@ -7,9 +7,10 @@ import shutil
 import signal
 import tempfile
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from time import monotonic
+from typing import TypeVar
 
 import msgspec
 from rich.console import Console
@@ -20,6 +21,8 @@ from pdd.cli.deploy.state import Phase, RoleStatus
 from pdd.core.errors import Unavailable
 from pdd.core.topology import Topology
 from pdd.core.units import Seconds
+
+_Deployed = TypeVar("_Deployed")
 
 _READY_WITHIN = Seconds(120.0)
 _EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -66,17 +69,11 @@ async def launched(topology: Topology, progress: Console) -> AsyncGenerator[Depl
     if runs_vllm(topology):
         patience = VLLM_READY_WITHIN
         progress.print(f"    {VLLM_TAKES_TIME}", style="dim")
+    deploying = run_deployment(on_any_port(topology), state_root=root, on_change=lines)
     try:
-        async with asyncio.timeout(patience) as limit:
-            deploying = run_deployment(on_any_port(topology), state_root=root, on_change=lines)
-            async with deploying as deployment:
-                limit.reschedule(None)
-                lines.all_ready()
-                yield deployment
-    except TimeoutError as error:
-        lines.point_to(root)
-        message = f"not every role was ready within {patience:.0f} s; what they said is below {root}"
-        raise Unavailable(message, retry_after_s=Seconds(1.0)) from error
+        async with ready_within(patience, deploying, f"what they said is below {root}") as deployment:
+            lines.all_ready()
+            yield deployment
     except Exception:
         lines.point_to(root)
         raise
@@ -84,6 +81,25 @@ async def launched(topology: Topology, progress: Console) -> AsyncGenerator[Depl
         shutil.rmtree(root, ignore_errors=True)
         raise
     shutil.rmtree(root, ignore_errors=True)
+
+
+@asynccontextmanager
+async def ready_within(
+    patience: Seconds, deploying: AbstractAsyncContextManager[_Deployed], hint: str
+) -> AsyncGenerator[_Deployed]:
+    """Like ``deploying``, whose beginning may take so long, and no longer. What is done with it may take any time.
+
+    Raises:
+        Unavailable: it took longer.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(patience):
+                deployed = await stack.enter_async_context(deploying)
+        except TimeoutError as error:
+            message = f"not every role was ready within {patience:.0f} s; {hint}"
+            raise Unavailable(message, retry_after_s=Seconds(1.0)) from error
+        yield deployed
 
 
 class _RoleLines:

@@ -177,7 +177,8 @@ class EmbeddedEngine:
         for sequence in self._sequences:
             sequence.stream.fail(WorkerFailed("the engine has ended"))
         for question in self._questions:
-            question.set_exception(Unavailable("the engine has ended", retry_after_s=_QUEUE_RETRY))
+            if not question.done():  # whoever asked may have left, or have an answer that it has not read yet
+                question.set_exception(Unavailable("the engine has ended", retry_after_s=_QUEUE_RETRY))
 
     async def start(self) -> None:
         """Starts the thread and waits until it can serve. Raises whatever kept it from it."""

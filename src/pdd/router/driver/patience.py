@@ -21,6 +21,15 @@ _STOPPED_FOR = Seconds(1.0)
 """A timer that goes off so late was not looked at: the router's own process was stopped, and what engines sent waits."""
 
 
+def expire(scope: asyncio.Timeout) -> None:
+    """Ends what is awaited in ``scope`` as if its time were up. Idempotent: call it as long as the scope is not left.
+
+    What has expired may take a while to let go, and asyncio raises if it is rescheduled meanwhile.
+    """
+    if not scope.expired():
+        scope.reschedule(asyncio.get_running_loop().time())
+
+
 class Patience:
     """Bears one trouble after another for at most ``limit``, counted from the first since the last ``forget``."""
 
@@ -120,9 +129,10 @@ class Vigil:
         self._break_off("the engine's process is gone, or answers no health checks")
 
     def _break_off(self, why: str) -> None:
-        self._why = why
+        """The first reason is the one for which it broke off."""
+        self._why = self._why or why
         if self._scope is not None:
-            self._scope.reschedule(self._loop.time())
+            expire(self._scope)
 
 
 @asynccontextmanager

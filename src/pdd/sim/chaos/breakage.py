@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -18,6 +18,7 @@ from pdd.protocol.relay import Command
 from pdd.sim.chaos.compose import HOME
 from pdd.sim.chaos.scene import AtCommand, AtTime, Fault, FaultKind, Scene
 from pdd.sim.chaos.upstream import FaultyEngine, FaultyNode, Upstream
+from pdd.sim.loop import VirtualTimeLoop
 from pdd.sim.world import World
 
 Note = Callable[[str], None]
@@ -124,8 +125,9 @@ class Breakage:
         self._broken.add(fault.target)
         self.num_faults += 1
         self._note(f"fault {fault.kind} of {' '.join(fault.target)} begins")
+        ends_at = None if fault.duration is None else _now() + fault.duration
         async with self._broken_while(fault):
-            await self._last(fault)
+            await self._last_until(ends_at)
         self._broken.discard(fault.target)
         self._note(f"fault {fault.kind} of {' '.join(fault.target)} is over")
 
@@ -137,9 +139,9 @@ class Breakage:
                 await self._breakable.commands.wait_for(fault.trigger)
                 await asyncio.sleep(fault.trigger.delay)
 
-    async def _last(self, fault: Fault) -> None:
+    async def _last_until(self, ends_at: float | None) -> None:
         try:
-            async with asyncio.timeout(fault.duration):
+            async with asyncio.timeout_at(ends_at):
                 await self._over.wait()
         except TimeoutError:
             pass
@@ -149,6 +151,10 @@ class Breakage:
         match fault.kind:
             case FaultKind.NODE_KILL | FaultKind.NODE_HANG | FaultKind.NODE_SLOW | FaultKind.NODE_BREAK:
                 context = self._node_broken(fault)
+            case FaultKind.HOST_FREEZE:
+                context = self._host_frozen(NodeId(fault.target[0]))
+            case FaultKind.WORLD_FREEZE:
+                context = self._world_frozen(fault)
             case FaultKind.LAN_CUT | FaultKind.LAN_STALL | FaultKind.LAN_SLOW:
                 context = self._lan_broken(fault)
             case FaultKind.WAN_CUT | FaultKind.WAN_STALL | FaultKind.WAN_SLOW:
@@ -198,6 +204,39 @@ class Breakage:
                 await faulty.break_off()
                 yield
 
+    # Machines ---------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _host_frozen(self, host: NodeId) -> AsyncGenerator[None]:
+        node = self._breakable.world.nodes[host]
+        workers = [table.name for table in self._breakable.world.topology.engines if table.node == host]
+        with self._unreliable(workers):
+            upstreams = [self._breakable.engines[worker].upstream for worker in workers]
+            for upstream in upstreams:
+                upstream.hold()
+            node.hang()
+            yield
+            node.resume()
+            for upstream in upstreams:
+                upstream.let_go()
+
+    @asynccontextmanager
+    async def _world_frozen(self, fault: Fault) -> AsyncGenerator[None]:
+        """Over in one jump of the clock, before anybody can notice that it began."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        assert fault.duration is not None
+        with self._unreliable(list(self._breakable.engines)):
+            loop.advance(fault.duration)
+        yield
+
+    @contextmanager
+    def _unreliable(self, workers: Sequence[WorkerId]) -> Generator[None]:
+        ends = [self._breakable.history.begin(worker, _now()) for worker in workers]
+        yield
+        for end in ends:
+            end(_now())
+
     # Lines ------------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -246,23 +285,22 @@ class Breakage:
         if kind is FaultKind.WAN_SLOW:
             yield
             return
-        topology, history = self._breakable.world.topology, self._breakable.history
+        topology = self._breakable.world.topology
         workers = [table.name for table in topology.engines if table.cluster == cluster]
-        ends = [history.begin(worker, _now()) for worker in workers]
         upstreams = [self._breakable.engines[worker].upstream for worker in workers]
         nodes = [self._breakable.nodes[table.name] for table in topology.nodes if table.cluster == cluster]
-        for upstream in (*upstreams, *(node.upstream for node in nodes)):
-            upstream.hold()
-        if kind is FaultKind.WAN_CUT:
-            for upstream in upstreams:
-                upstream.break_off()
-            for node in nodes:
-                await node.break_off()
-        yield
-        for upstream in (*upstreams, *(node.upstream for node in nodes)):
-            upstream.let_go()
-        for end in ends:
-            end(_now())
+        everyone = (*upstreams, *(node.upstream for node in nodes))
+        with self._unreliable(workers):
+            for upstream in everyone:
+                upstream.hold()
+            if kind is FaultKind.WAN_CUT:
+                for upstream in upstreams:
+                    upstream.break_off()
+                for node in nodes:
+                    await node.break_off()
+            yield
+            for upstream in everyone:
+                upstream.let_go()
 
 
 def _break_engine(engine: FaultyEngine, fault: Fault) -> Callable[[], None]:

@@ -41,6 +41,8 @@ _ROOM = 600
 """Tokens; no conversation becomes longer."""
 _SHOWERS = Seconds(40.0)
 """How long one-at-a-time faults may take altogether."""
+_FREEZES_WITH_IT = 0.2
+"""How often everything stands still in the very moment in which something else breaks."""
 _LULL = Seconds(9.0)
 """From one fault's end to the next one's beginning, where there is one at a time."""
 
@@ -237,6 +239,7 @@ _COMMANDS: tuple[tuple[str, Role | None], ...] = (
 
 _ENGINE_FAULTS = tuple(kind for kind in FaultKind if kind.value.startswith("engine"))
 _NODE_FAULTS = tuple(kind for kind in FaultKind if kind.value.startswith("node"))
+_FREEZES = (FaultKind.HOST_FREEZE, FaultKind.WORLD_FREEZE)
 _LAN_FAULTS = tuple(kind for kind in FaultKind if kind.value.startswith("lan"))
 _WAN_FAULTS = tuple(kind for kind in FaultKind if kind.value.startswith("wan"))
 
@@ -251,15 +254,19 @@ def _faults(chance: Random, weather: Weather, topology: Topology) -> Iterator[Fa
             for _ in range(chance.randint(3, 8)):
                 lasts = weather is Weather.RUIN and chance.random() < 0.4
                 duration = None if lasts else Seconds(chance.choice((0.01, 0.3, 2.0, 8.0, 20.0)))
-                yield _fault(chance, topology, _trigger(chance), duration)
+                fault = _fault(chance, topology, _trigger(chance), duration)
+                yield fault
+                if chance.random() < _FREEZES_WITH_IT:
+                    yield _freeze(chance, topology, fault.trigger, FaultKind.WORLD_FREEZE)
 
 
 def _squalls(chance: Random, topology: Topology) -> Iterator[Fault]:
     at = Seconds(chance.uniform(0.0, 3.0))
     while at < _SHOWERS:
-        duration = Seconds(chance.choice((0.01, 0.5, 3.0, 8.0)))
-        yield _fault(chance, topology, AtTime(at=at), duration)
-        at = Seconds(at + duration + _LULL + chance.uniform(0.0, 2.0))
+        fault = _fault(chance, topology, AtTime(at=at), Seconds(chance.choice((0.01, 0.5, 3.0, 8.0))))
+        yield fault
+        assert fault.duration is not None
+        at = Seconds(at + fault.duration + _LULL + chance.uniform(0.0, 2.0))
 
 
 def _trigger(chance: Random) -> Trigger:
@@ -271,7 +278,10 @@ def _trigger(chance: Random) -> Trigger:
 
 
 def _fault(chance: Random, topology: Topology, trigger: Trigger, duration: Seconds | None) -> Fault:
-    kind = chance.choice(chance.choices((_ENGINE_FAULTS, _NODE_FAULTS, _LAN_FAULTS, _WAN_FAULTS), (6, 3, 1, 3))[0])
+    groups = (_ENGINE_FAULTS, _NODE_FAULTS, _FREEZES, _LAN_FAULTS, _WAN_FAULTS)
+    kind = chance.choice(chance.choices(groups, (6, 3, 1, 1, 3))[0])
+    if kind in _FREEZES:
+        return _freeze(chance, topology, trigger, kind)
     if kind in _ENGINE_FAULTS:
         target: tuple[str, ...] = (chance.choice(topology.engines).name,)
     elif kind in _NODE_FAULTS:
@@ -290,3 +300,9 @@ def _fault(chance: Random, topology: Topology, trigger: Trigger, duration: Secon
         garbage=chance.choice(tuple(Garbage)),
         after_tokens=chance.choice((0, 1, 3, 10)),
     )
+
+
+def _freeze(chance: Random, topology: Topology, trigger: Trigger, kind: FaultKind) -> Fault:
+    """Of any length: what ends by the clock elsewhere ends in the midst of it, and much of it in one instant afterwards."""
+    target = "world" if kind is FaultKind.WORLD_FREEZE else chance.choice(topology.nodes).name
+    return Fault(kind=kind, target=(target,), trigger=trigger, duration=Seconds(chance.uniform(3.0, 25.0)))

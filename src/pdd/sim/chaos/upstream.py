@@ -16,6 +16,7 @@ from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.engine.scripted.engine import ScriptedEngine
 from pdd.kvnode.base import NodeClient, NodeStats, Pin, Readiness, ReplicationOrder, ReplicationProgress, Watch
+from pdd.router.driver.patience import expire
 
 _Item = TypeVar("_Item")
 _RETRY_AFTER = Seconds(1.0)
@@ -78,9 +79,8 @@ class Upstream:
     def break_off(self) -> None:
         """Resets every connection that stands."""
         self._epoch += 1
-        now = asyncio.get_running_loop().time()
         for wait in self._waits.values():
-            wait.reschedule(now)
+            expire(wait)
 
     def _lose_patience(self, hold: int) -> None:
         if self._num_holds and self._num_held == hold:

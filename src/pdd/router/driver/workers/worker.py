@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,6 +14,8 @@ from pdd.core.units import Seconds
 from pdd.engine.base import EngineClient
 from pdd.kvnode.base import NodeClient
 from pdd.policy.health import Breaker, BreakerState, Pulse
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +56,15 @@ class Lifetime:
         return lambda: self._listeners.pop(key, None) and None
 
     def end(self) -> None:
-        """It is gone, or counts as gone. Idempotent."""
+        """It is gone, or counts as gone. Every listener is told, whatever another one raises, which is logged. Idempotent."""
         self.ended = True
-        listeners, self._listeners = self._listeners, {}
-        for listener in listeners.values():
-            listener()
+        while self._listeners:
+            listener = self._listeners.pop(next(iter(self._listeners)))
+            try:
+                listener()
+            except Exception:
+                # Who ends it is a health check: it can do nothing about it, and must go on.
+                _logger.exception("end_not_told instance=%s", self.instance)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
