@@ -1,21 +1,44 @@
-"""How commands speak: results to stdout, progress and errors to stderr, one JSON object where ``--json`` asks for it."""
+"""How commands speak: results to stdout, progress and errors to stderr, one JSON object where ``--json`` asks for it.
+
+Whatever the streams are: a terminal that knows ASCII only, a pipe whose reader has left, a full disk, nothing at all.
+"""
 
 from __future__ import annotations
 
 import argparse
+import codecs
+import errno
+import io
+import json
+import os
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from math import isfinite
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, NoReturn, TextIO, cast
 
 import msgspec
+from rich.console import Console
 
+from pdd.cli.given_text import as_text
 from pdd.core.errors import ConfigError, Incompatible, InvalidRequest, PddError, Unauthorized
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
+
+WIDTH_WITHOUT_TERMINAL = 100
+
+PLAIN_SIGNS = {"━": "=", "─": "-", "–": "-", "▪": "*", "·": ".", "►": ">", "└": "+", "┘": "+", "✓": "v", "✗": "x"}
+"""What becomes of our own signs where they can't be shown."""
+
+Replace = Callable[[UnicodeError], tuple[str | bytes, int]]
+"""What Python calls where a character can't be encoded: what stands for it, and where to go on."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,11 +47,139 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see `{self.prog} --help`)")
 
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """Of help and version. argparse's own takes no notice of what can't be written."""
+        (file or sys.stderr).write(message)
+
+
+# Streams --------------------------------------------------------------------------------------------------------------
+
+
+class OutputLost(OSError):
+    """What is written to stdout or stderr gets nowhere."""
+
+    @property
+    def nobody_reads(self) -> bool:
+        """Whoever did has left, having seen enough; else the place where it is kept is full, say."""
+        return self.errno == errno.EPIPE
+
+
+class _Stream(io.TextIOWrapper):
+    """Tells its own failures from all others. Closing it would close the standard stream: ``leave`` it."""
+
+    def write(self, text: str, /) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            raise OutputLost(error.errno, error.strerror) from error
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            raise OutputLost(error.errno, error.strerror) from error
+
+    def leave(self) -> None:
+        """What can't be written is dropped, or Python would try it once more and complain."""
+        try:
+            self.flush()
+        except OutputLost:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+        self.detach()
+
+
+@contextmanager
+def settled_streams() -> Generator[None]:
+    """While it lasts stdout and stderr are there, take any text, and raise OutputLost where it gets nowhere."""
+    before = sys.stdout, sys.stderr
+    # Escapes tell more than question marks, and of an error a name of a file may be all that there is to know.
+    with (
+        _settled(sys.stdout, codecs.replace_errors) as out,
+        _settled(sys.stderr, codecs.backslashreplace_errors) as err,
+    ):
+        sys.stdout, sys.stderr = out, err
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+
+
+@contextmanager
+def _settled(stream: TextIO | None, replace: Replace) -> Generator[TextIO]:
+    if stream is None:  # its descriptor is closed
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+            yield nowhere
+    elif isinstance(stream, io.TextIOWrapper):
+        stream.flush()
+        errors = f"pdd.{replace.__name__}"
+        codecs.register_error(errors, partial(_replace, replace))
+        settled = _Stream(
+            cast("TextIO", stream).buffer,
+            encoding=stream.encoding,
+            errors=errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        try:
+            yield settled
+        finally:
+            settled.leave()
+    else:
+        yield stream
+
+
+def _replace(otherwise: Replace, error: UnicodeError) -> tuple[str | bytes, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    start = error.start
+    plain = PLAIN_SIGNS.get(error.object[start])
+    if plain is not None:
+        return plain, start + 1
+    return otherwise(UnicodeEncodeError(error.encoding, error.object, start, start + 1, error.reason))
+
+
+def write_logs_as_utf8() -> None:
+    """For a process whose output is its log: a file is UTF-8, whatever the locale. A terminal keeps its encoding."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, _Stream) and not stream.isatty():
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def flush_output() -> None:
+    """Raises OutputLost: what was written did not get through."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """Standard output, or standard error for progress. Long lines are fine where nobody watches."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else WIDTH_WITHOUT_TERMINAL
+    return Console(stderr=stderr, width=width, highlight=False, markup=False)
+
+
+# Results --------------------------------------------------------------------------------------------------------------
+
 
 def print_json(value: object) -> None:
-    """Prints exactly one JSON object, and nothing else, to stdout."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    """Prints exactly one JSON object, and nothing else, to stdout; in ASCII, so that it is the same in every encoding."""
+    plain = _sayable(msgspec.to_builtins(value, str_keys=True))
+    sys.stdout.write(json.dumps(plain, allow_nan=False, separators=(",", ":")) + "\n")
     sys.stdout.flush()
+
+
+def _sayable(value: object) -> object:
+    """``value``, built in, with null for numbers that JSON lacks, and names of files as text."""
+    match value:
+        case dict():
+            return {as_text(key): _sayable(each) for key, each in cast("dict[str, object]", value).items()}
+        case list() | tuple():
+            return [_sayable(each) for each in cast("Sequence[object]", value)]
+        case str():
+            return as_text(value)
+        case float() if not isfinite(value):
+            return None
+        case _:
+            return value
 
 
 @contextmanager
@@ -45,6 +196,9 @@ def opened(flag: str, path: Path | None) -> Generator[BinaryIO | None]:
         yield file
 
 
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
 def show_error(error: BaseException, *, as_json: bool) -> None:
     """One clear line on stderr, or ``{"error": {"type": ..., "message": ...}}`` on stdout."""
     message = message_of(error)
@@ -56,7 +210,7 @@ def show_error(error: BaseException, *, as_json: bool) -> None:
 
 def message_of(error: BaseException) -> str:
     """What went wrong in one line; what nobody foresaw is named as such."""
-    text = " ".join(str(error).split())
+    text = as_text(" ".join(str(error).split()))
     if isinstance(error, PddError):
         return text
     return f"internal error: {type(error).__name__}: {text}"

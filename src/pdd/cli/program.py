@@ -14,7 +14,17 @@ from typing import cast
 
 from pdd import __version__
 from pdd.cli.options import Command, Run, Subparsers
-from pdd.cli.output import EXIT_BAD_INPUT, Parser, exit_code_of, root_cause, show_error
+from pdd.cli.output import (
+    EXIT_BAD_INPUT,
+    OutputLost,
+    Parser,
+    exit_code_of,
+    flush_output,
+    root_cause,
+    settled_streams,
+    show_error,
+)
+from pdd.core.errors import PddError
 
 _COMMAND_MODULES = (
     "deploy.up",
@@ -37,22 +47,39 @@ def run_program(given: Sequence[str]) -> int:
     """Runs the command that ``given`` names; returns its exit code. No error but KeyboardInterrupt gets out."""
     # Without it Python prints warnings of the library to stderr, between a command's own lines. Roles log to their files.
     logging.getLogger("pdd").addHandler(logging.NullHandler())
+    with settled_streams():
+        try:
+            code = _run_command(given)
+            flush_output()
+        except Exception as raised:  # the outermost edge of the program
+            _logger.debug("command_failed", exc_info=raised)
+            code = _fail(root_cause(raised), as_json="--json" in given)
+        return code
+
+
+def _run_command(given: Sequence[str]) -> int:
+    parser = build_parser()
+    if not given:
+        parser.print_help(sys.stderr)
+        return EXIT_BAD_INPUT
     try:
-        parser = build_parser()
-        if not given:
-            parser.print_help(sys.stderr)
-            return EXIT_BAD_INPUT
         arguments = parser.parse_args(given)
-        return cast("Run", arguments.run)(arguments)
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; Python must not complain about it once more when it flushes.
-        sys.stdout = None
-        return 0
-    except Exception as raised:  # the outermost edge of the program
-        error = root_cause(raised)
-        _logger.debug("command_failed", exc_info=raised)
-        show_error(error, as_json="--json" in given)
-        return exit_code_of(error)
+    except SystemExit as done:  # argparse has shown what was asked for
+        return cast("int", done.code)
+    return cast("Run", arguments.run)(arguments)
+
+
+def _fail(error: BaseException, *, as_json: bool) -> int:
+    if isinstance(error, OutputLost):
+        if error.nobody_reads:
+            return 0
+        error, as_json = PddError(f"the output can't be written: {error.strerror}"), False
+    try:
+        show_error(error, as_json=as_json)
+        flush_output()
+    except OutputLost:
+        pass  # the exit code says it
+    return exit_code_of(error)
 
 
 def build_parser() -> argparse.ArgumentParser:

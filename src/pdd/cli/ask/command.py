@@ -10,10 +10,11 @@ from rich.console import Console
 
 from pdd.cli.ask.conversation import ChatMessage, Conversation, Draw, Pins, Question, ReceivedAnswer
 from pdd.cli.ask.measure import measure, record_of
-from pdd.cli.ask.render import AnswerPrinter, legend, open_console, tabulate
+from pdd.cli.ask.render import AnswerPrinter, legend, tabulate
 from pdd.cli.ask.timeline import draw, draw_axis, rows_of
+from pdd.cli.given_text import text
 from pdd.cli.options import Subparsers, add_json, router_url
-from pdd.cli.output import print_json
+from pdd.cli.output import open_console, print_json
 from pdd.core.errors import Unauthorized
 from pdd.core.request import HandoffMode, Route
 
@@ -29,14 +30,14 @@ def add_commands(commands: Subparsers) -> None:
         description="Sends one prompt to a running router and streams the answer, each token marked by the role that "
         "computed it: [P] prefill, [RLD] relay decode, [MD] main decode. Then it shows the waits, as felt here.",
     )
-    parser.add_argument("prompt", metavar="PROMPT", help="what to ask")
+    parser.add_argument("prompt", type=text, metavar="PROMPT", help="what to ask")
     parser.add_argument(
         "--url", type=router_url, default=DEFAULT_URL, help="the router's address (default: %(default)s)"
     )
     parser.add_argument(
-        "--api-key", default=os.environ.get("PDD_API_KEY"), help="names a tenant (default: $PDD_API_KEY)"
+        "--api-key", type=text, default=os.environ.get("PDD_API_KEY"), help="names a tenant (default: $PDD_API_KEY)"
     )
-    parser.add_argument("--system", metavar="TEXT", help="a system message that goes before the prompt")
+    parser.add_argument("--system", type=text, metavar="TEXT", help="a system message that goes before the prompt")
     _add_sampling(parser)
     _add_pins(parser)
     add_json(parser)
@@ -70,7 +71,7 @@ def _add_pins(parser: argparse.ArgumentParser) -> None:
         "--handoff-after", type=int, metavar="N", help="hand over only after N tokens of relay decode (default: auto)"
     )
     group.add_argument(
-        "--cache-salt", metavar="TEXT", help="use caches of this salt only; a new one is cold everywhere"
+        "--cache-salt", type=text, metavar="TEXT", help="use caches of this salt only; a new one is cold everywhere"
     )
 
 

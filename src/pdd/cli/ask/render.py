@@ -5,7 +5,6 @@ Prefill, relay decode and main decode have a colour each; a tag at every change 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
@@ -20,15 +19,7 @@ from pdd.cli.ask.measure import Timings, count_tokens, measure
 from pdd.core.request import Role
 from pdd.core.units import Bytes, Seconds
 
-WIDTH_WITHOUT_TERMINAL = 100
 _MISSING = "–"
-
-
-def open_console(*, stderr: bool = False) -> Console:
-    """Standard output, or standard error for progress. Long lines are fine where nobody watches."""
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else WIDTH_WITHOUT_TERMINAL
-    return Console(stderr=stderr, width=width, highlight=False, markup=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

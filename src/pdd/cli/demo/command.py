@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json, add_topology
-from pdd.cli.output import EXIT_FAILURE, print_json
+from pdd.cli.output import EXIT_FAILURE, open_console, print_json
 from pdd.core.request import Role
 from pdd.core.topology import EngineKind, LinkTable, Topology
 from pdd.core.units import Bytes, Seconds, bytes_per_second, transfer_time

@@ -24,6 +24,7 @@ from typing import IO
 
 import msgspec
 
+from pdd.cli.given_text import require_text
 from pdd.core.errors import ConfigError, Unavailable
 from pdd.core.ids import NodeId
 from pdd.core.units import Seconds
@@ -182,8 +183,12 @@ def default_state_root() -> Path:
 
 
 def run_directory(root: Path, topology: str) -> RunDirectory:
-    """Where the deployment named ``topology`` lives below ``root``."""
-    return RunDirectory(path=(root / topology).absolute())
+    """Where the deployment named ``topology`` lives below ``root``.
+
+    Raises:
+        ConfigError: its name is no text.
+    """
+    return RunDirectory(path=require_text("--state-dir", (root / topology).absolute()))
 
 
 def live_runs(root: Path) -> tuple[RunDirectory, ...]:

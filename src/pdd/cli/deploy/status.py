@@ -12,7 +12,7 @@ import msgspec
 
 from pdd.cli.deploy.state import Phase, RoleKind, RoleStatus, RunDirectory, find_live_run
 from pdd.cli.options import Subparsers, add_json, add_run, add_state_dir
-from pdd.cli.output import print_json
+from pdd.cli.output import open_console, print_json
 from pdd.cli.quantities import format_rate, format_size, format_time
 from pdd.core.errors import PddError
 from pdd.core.request import Role
@@ -59,9 +59,7 @@ def run_status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(_as_object(run, topology, roles, details, healthy=healthy))
     else:
-        from rich.console import Console
-
-        print_table(Console(highlight=False), run, topology, roles, details)
+        print_table(open_console(), run, topology, roles, details)
     return 0 if healthy else 1
 
 

@@ -10,8 +10,10 @@ from time import monotonic
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from pdd.cli.deploy.state import Phase, RoleStatus, default_state_root
+from pdd.cli.given_text import require_text
 from pdd.cli.options import (
     Subparsers,
     add_callers,
@@ -22,7 +24,7 @@ from pdd.cli.options import (
     port,
     with_callers,
 )
-from pdd.cli.output import exit_code_of, print_json, root_cause, show_error
+from pdd.cli.output import exit_code_of, open_console, print_json, root_cause, show_error
 from pdd.core.errors import ConfigError
 from pdd.core.topology import Topology
 
@@ -59,7 +61,7 @@ def add_commands(commands: Subparsers) -> None:
 
 def run_up(arguments: argparse.Namespace) -> int:
     """Runs until SIGINT or SIGTERM."""
-    progress = _Progress(Console(stderr=arguments.json, highlight=False))
+    progress = _Progress(open_console(stderr=arguments.json))
     try:
         asyncio.run(_up(_load(arguments), arguments, progress))
     except Exception as raised:
@@ -82,7 +84,7 @@ def _load(arguments: argparse.Namespace) -> Topology:
     if arguments.port is not None:
         router = msgspec.structs.replace(router, port=arguments.port)
     if arguments.trace is not None:
-        router = msgspec.structs.replace(router, trace_file=str(arguments.trace.absolute()))
+        router = msgspec.structs.replace(router, trace_file=str(require_text("--trace", arguments.trace.absolute())))
     if router.trace_file is not None:
         _check_trace(Path(router.trace_file), "router.trace_file" if arguments.trace is None else "--trace")
     return msgspec.structs.replace(topology, router=router)
@@ -144,13 +146,16 @@ class _Progress:
         label = f"{role.kind.value:7} {role.name}"
         match role.phase:
             case Phase.READY:
-                self._console.print(f"[green]ready[/]    {label}  ({role.ready_after_s:.1f} s, pid {role.pid})")
+                self._say("ready", "green", f"{label}  ({role.ready_after_s:.1f} s, pid {role.pid})")
             case Phase.RESTARTING:
-                self._console.print(f"[yellow]restart[/]  {label}  {role.last_exit}; its log: {role.log}")
+                self._say("restart", "yellow", f"{label}  {role.last_exit}; its log: {role.log}")
             case Phase.REFUSED:
-                self._console.print(f"[red]refused[/]  {label}")
+                self._say("refused", "red", label)
             case Phase.WAITING | Phase.STARTING | Phase.STOPPED:
                 pass
+
+    def _say(self, what: str, style: str, of: str) -> None:
+        self._console.print(Text.assemble((f"{what:9}", style), of), soft_wrap=True)
 
     def note(self, line: str) -> None:
         self._console.print(line, style="dim")
@@ -170,7 +175,7 @@ class _Progress:
             *(f"  pdd link {link.name} --stall 5{elsewhere}" for link in topology.links[:1]),
         ]
         for line in lines:
-            self._console.print(line, markup=False, soft_wrap=True)
+            self._console.print(line, soft_wrap=True)
         self._console.print("Ctrl-C stops everything.")
 
     def stopping(self) -> None:

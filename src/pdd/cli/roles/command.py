@@ -21,7 +21,7 @@ import msgspec
 from pdd.cli.deploy.lifeline import ReadySignal, watch_lifeline
 from pdd.cli.deploy.state import RoleKind, RunDirectory, default_state_root, run_directory
 from pdd.cli.options import Subparsers, add_callers, add_insecure_plaintext, add_state_dir, with_callers
-from pdd.cli.output import exit_code_of, root_cause, show_error
+from pdd.cli.output import exit_code_of, root_cause, show_error, write_logs_as_utf8
 from pdd.core.errors import ConfigError, Incompatible
 from pdd.core.topology import EngineKind, Topology
 from pdd.transport.flood import LoopErrorLog
@@ -106,6 +106,7 @@ def run_role(arguments: argparse.Namespace) -> int:
     if arguments.lifeline_fd is not None:
         watch_lifeline(arguments.lifeline_fd)
     ready = ReadySignal(arguments.ready_fd)
+    write_logs_as_utf8()
     logging.basicConfig(level=arguments.log_level, format=_LOG_FORMAT)
     # A level of our own: what vLLM's server imports puts the root logger's at ERROR.
     logging.getLogger("pdd").setLevel(arguments.log_level)

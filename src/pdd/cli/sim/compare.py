@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json
-from pdd.cli.output import print_json
+from pdd.cli.output import open_console, print_json
 from pdd.cli.sim.studies import add_extent, check_extent, number, percent, plain_table, tell_progress
 from pdd.core.errors import ConfigError
 

@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json
-from pdd.cli.output import EXIT_FAILURE, print_json
+from pdd.cli.output import EXIT_FAILURE, open_console, print_json
 from pdd.cli.sim.studies import add_extent, check_extent, number, percent, plain_table
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from rich.console import Console
 from rich.table import Table
 
-from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json, duration
-from pdd.cli.output import opened, print_json
+from pdd.cli.output import open_console, opened, print_json
 from pdd.cli.progress import counting
 from pdd.core.errors import ConfigError
 
@@ -109,7 +108,7 @@ def run_simulation(args: argparse.Namespace) -> int:
         named = {"topology": topology.name, "workload": workload.name, "seed": args.seed, "left_out": left_out}
         figures = named | summarize(result, topology.router.sla)
         if plot is not None:
-            plot.write(plot_page(figures).encode())
+            plot.write(plot_page(figures).encode(errors="replace"))
     if args.json:
         print_json(figures)
     else:

@@ -8,7 +8,7 @@ from time import monotonic
 
 from rich.table import Table
 
-from pdd.cli.ask.render import open_console
+from pdd.cli.output import open_console
 from pdd.core.errors import ConfigError
 
 _MAX_SEEDS = 100

@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json
-from pdd.cli.output import opened, print_json
+from pdd.cli.output import open_console, opened, print_json
 from pdd.cli.sim.studies import add_jobs, number, percent, plain_table, tell_progress
 from pdd.core.errors import ConfigError
 
@@ -106,7 +105,7 @@ def run_traces(args: argparse.Namespace) -> int:
             progress=tell_progress(),
         )
         if plot is not None:
-            plot.write(trace_page(topology.name, standings).encode())
+            plot.write(trace_page(topology.name, standings).encode(errors="replace"))
     found = list(verdicts(topology, standings))
     if args.json:
         print_json({"topology": topology.name, "standings": standings, "verdicts": found})

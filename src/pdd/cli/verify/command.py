@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from pdd.cli.ask.render import open_console
 from pdd.cli.options import Subparsers, add_json, add_topology
-from pdd.cli.output import EXIT_FAILURE, print_json
+from pdd.cli.output import EXIT_FAILURE, open_console, print_json
 from pdd.cli.progress import counting
 from pdd.cli.verify.cases import REFERENCE_TOKENS, count_requests
 from pdd.cli.verify.prompts import LONGEST_TOKENS, Prompt, make_prompts
