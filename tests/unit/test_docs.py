@@ -29,6 +29,7 @@ from pdd.engine.http.wire_request import GenerateBody, SamplingBody, TransferBod
 from pdd.protocol import peer
 from pdd.router.api import fields
 from pdd.router.base import RequestReport
+from pdd.sim.workload.trace.report import Doubt, TraceReport
 from pdd.telemetry.metrics import RouterMetrics
 
 ROOT = Path(__file__).parents[2]
@@ -175,3 +176,8 @@ def test_every_file_that_is_named_exists(name: str):
     named = re.findall(r"`((?:[\w.]+/)*[\w]+\.py)`", text)
     assert len(named) > 2
     assert [path for path in named if not any(each.endswith(f"/{path}") for each in known)] == []
+
+
+def test_the_simulator_s_page_names_everything_that_is_told_of_a_trace():
+    told = [*Doubt, *(each.name for each in fields_of(TraceReport)), "count", "first_line", "--trace-block-tokens"]
+    assert missing(told, page("simulator.md")) == []

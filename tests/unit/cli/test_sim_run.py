@@ -112,6 +112,8 @@ def test_a_plot_is_a_page_by_itself_with_a_line_for_every_figure(topology, tmp_p
         (["--speed", "nan"], "--speed nan: it must be more than 0"),
         (["--requests", "-3"], "--requests -3: it must be more than 0"),
         (["--workload", "nothing-like-it"], "no file and no generated workload"),
+        (["--trace-block-tokens", "64"], "--trace-block-tokens 64: it is for traces, not for generated workloads"),
+        (["--workload", __file__, "--trace-block-tokens", "0"], "--trace-block-tokens 0: it must be at least 1"),
         (["--requests", "3", "--plot", "/nowhere/at/all"], "--plot /nowhere/at/all: No such file or directory"),
         (["--trace", "/nowhere/at/all"], "--trace /nowhere/at/all: No such file or directory"),
     ],
@@ -142,3 +144,41 @@ def test_what_the_model_has_no_room_for_is_left_out_and_counted(topology, capsys
 def test_a_topology_of_live_engines_is_refused(capsys):
     assert run_program(["sim", "run", "default"]) == 2
     assert "packaged topology: " in capsys.readouterr().err
+
+
+def test_what_is_doubtful_in_a_trace_is_told_beside_its_figures(topology, capsys, tmp_path):
+    rows = [
+        {"timestamp": at, "input_length": 1000, "output_length": answer, "hash_ids": ids}
+        for at, answer, ids in ((1, 5, list(range(16))), (0, 0, [*range(15), 99]), (2, 5, [7] * 16))
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    flags = ["sim", "run", topology, "--workload", str(trace), "--json"]
+    assert run_program(flags) == 2
+    complaint = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert complaint.startswith(f"{trace}:1:")
+    assert "16 ids for 1000 tokens: with one for 512 tokens it must be 1 or 2, or none" in complaint
+    assert complaint.endswith("give --trace-block-tokens")
+    assert run_program([*flags, "--trace-block-tokens", "64"]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)["trace"]
+    assert report == {
+        "file": str(trace),
+        "format": "Mooncake",
+        "time_unit": "milliseconds",
+        "looks_like": None,
+        "block_tokens": 64,
+        "doubts": {
+            "empty_answer": {"count": 1, "first_line": 2},
+            "backwards": {"count": 1, "first_line": 2},
+            "two_prefixes": {"count": 1, "first_line": 3},
+        },
+    }
+    told = [line for line in err.splitlines() if line.startswith(f"pdd: {trace}: ")]
+    assert len(told) == 3
+    assert told[0] == f"pdd: {trace}: answers of 0 tokens, played with 1: 1, the first in line 2"
+
+
+def test_a_generated_workload_has_no_trace(topology, capsys):
+    assert run_program(["sim", "run", topology, "--requests", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["trace"] is None

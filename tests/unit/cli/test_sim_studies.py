@@ -19,6 +19,7 @@ from pdd.cli.program import run_program
         (["compare", "--only", "nothing"], "the settings are agents, fast,"),
         (["traces", "nothing.jsonl", "--load", "0"], "--load"),
         (["traces", "nothing.jsonl", "--requests", "1"], "--requests"),
+        (["traces", "nothing.jsonl", "--trace-block-tokens", "0"], "--trace-block-tokens 0: it must be at least 1"),
         (["traces", "one/few.jsonl", "two/few.jsonl"], "the same name"),
         (["traces", "nothing.jsonl", "--plot", "/nowhere/at/all"], "--plot /nowhere/at/all: No such file"),
         (["traces", "nothing.jsonl", "--jobs", "1"], "No such file"),
@@ -60,6 +61,18 @@ def test_traces_are_shown_with_a_verdict_each(few, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert [each["system"] for each in found["standings"]] == ["same_dc", "cross_dc", "pdd"]
     assert found["verdicts"][0]["relay_is_swamped"] is False
+    assert [(each["format"], each["block_tokens"], each["doubts"]) for each in found["traces"]] == [
+        ("Mooncake", 512, {})
+    ]
+
+
+def test_what_is_doubtful_in_a_trace_is_told_before_it_is_played(few, capsys):
+    rows = [{**json.loads(line), "timestamp": 0.1 * number} for number, line in enumerate(few.read_text().splitlines())]
+    few.write_text("\n".join(json.dumps({**row, "hash_ids": row["hash_ids"][:5]}) for row in rows))
+    assert run_program(["sim", "traces", str(few), "--load", "0.5", "--jobs", "1", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith(f"pdd: {few}: its times are read as milliseconds, but look like seconds\n")
+    assert json.loads(out)["traces"][0]["looks_like"] == "seconds"
 
 
 def test_one_setting_is_compared_alone(capsys):

@@ -16,6 +16,7 @@ from rich.table import Table
 from pdd.cli.options import Subparsers, add_json, duration
 from pdd.cli.output import open_console, opened, print_json
 from pdd.cli.progress import counting
+from pdd.cli.sim.trace_flags import add_block_tokens, check_block_tokens, tell_doubts
 from pdd.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def add_commands(commands: Subparsers) -> None:
         "what caches held. The same topology, workload and seed print the same JSON, to the byte.",
         epilog="With --json: topology, workload, seed, left_out, requests, duration_s, ttft_s, ttst_s, decode_first_token_s, itl_s, "
         "max_itl_s, handoff_gap_s, transfer_s, ended_s, queued_s, goodput, relay_share, filtered_share, tokens_by_role, "
-        "rld_token_share, hit_rate, wan, over_time.",
+        "rld_token_share, hit_rate, wan, over_time, trace (what a trace's file says of itself; null for a generated workload).",
     )
     parser.add_argument(
         "topology",
@@ -63,6 +64,7 @@ def add_commands(commands: Subparsers) -> None:
         "--rate", type=float, metavar="R", help="requests a second of a generated workload (default: 20)"
     )
     parser.add_argument("--speed", type=float, metavar="X", help="of a trace: so many times as many users (default: 1)")
+    add_block_tokens(parser)
     parser.add_argument(
         "--until",
         type=duration(most=_MAX_UNTIL_S),
@@ -91,8 +93,15 @@ def run_simulation(args: argparse.Namespace) -> int:
     from pdd.sim.workload.traces import fitting
 
     topology = load_simulated_topology(args.topology)
-    changes = Changes(requests_per_s=args.rate, num_requests=args.requests, speed=args.speed or 1.0, until_s=args.until)
+    changes = Changes(
+        requests_per_s=args.rate,
+        num_requests=args.requests,
+        speed=args.speed or 1.0,
+        until_s=args.until,
+        trace_block_tokens=args.trace_block_tokens,
+    )
     whole = load_workload(args.workload, seed=args.seed, changes=changes)
+    report = tell_doubts(whole)
     workload = fitting(whole, topology.max_model_tokens)
     if whole.requests and not workload.requests:
         raise ConfigError(
@@ -106,7 +115,7 @@ def run_simulation(args: argparse.Namespace) -> int:
         result = simulate(topology, workload, seed=args.seed, trace=_sink(trace), progress=progress)
         left_out = len(whole.requests) - len(workload.requests)
         named = {"topology": topology.name, "workload": workload.name, "seed": args.seed, "left_out": left_out}
-        figures = named | summarize(result, topology.router.sla)
+        figures = named | summarize(result, topology.router.sla) | {"trace": report}
         if plot is not None:
             plot.write(plot_page(figures).encode(errors="replace"))
     if args.json:
@@ -123,6 +132,7 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, flag)
         if value is not None and not (value > 0 and isfinite(value)):
             raise ConfigError(f"--{flag} {value}: it must be more than 0, and finite")
+    check_block_tokens(args)
 
 
 def _check_kind_of_workload(args: argparse.Namespace) -> None:
@@ -134,6 +144,10 @@ def _check_kind_of_workload(args: argparse.Namespace) -> None:
     if not is_trace and args.speed is not None:
         raise ConfigError(
             f"--speed {args.speed}: it is for traces; --rate sets a generated workload's requests a second"
+        )
+    if not is_trace and args.trace_block_tokens is not None:
+        raise ConfigError(
+            f"--trace-block-tokens {args.trace_block_tokens}: it is for traces, not for generated workloads"
         )
 
 

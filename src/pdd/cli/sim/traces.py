@@ -16,6 +16,7 @@ from rich.text import Text
 from pdd.cli.options import Subparsers, add_json
 from pdd.cli.output import open_console, opened, print_json
 from pdd.cli.sim.studies import add_jobs, number, percent, plain_table, tell_progress
+from pdd.cli.sim.trace_flags import add_block_tokens, check_block_tokens, tell_doubts
 from pdd.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,12 +48,12 @@ def add_commands(commands: Subparsers) -> None:
     parser = commands.add_parser(
         "traces",
         help="recorded traffic at rising load: PDD, cross-datacenter and same-datacenter disaggregation",
-        description="Plays request traces (JSON lines with hash_ids of 512 tokens, or CSV of lengths) on one deployment as "
+        description="Plays request traces (JSON lines with hash_ids, or CSV of lengths) on one deployment as "
         "PDD, without hiding, and in one datacenter, each of as many chips; shows the time to the second token, goodput, "
         "and where so much relays that the relay is swamped. Load is what the trace's prompts lack at caches that lose "
         "nothing, as a share of the line: it sets how many users there are. Each trace is entered late in it, with what "
         "was asked before in the caches.",
-        epilog="With --json: standings (one for each trace, load and system) and verdicts.",
+        epilog="With --json: standings (one for each trace, load and system), verdicts, and traces (what each file says of itself).",
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="FILE", help="a trace file")
     parser.add_argument(
@@ -76,6 +77,7 @@ def add_commands(commands: Subparsers) -> None:
         metavar="N",
         help="of each trace at each load, warm-up not counted (default: %(default)s)",
     )
+    add_block_tokens(parser)
     add_jobs(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write an HTML page of charts")
     add_json(parser)
@@ -93,12 +95,15 @@ def run_traces(args: argparse.Namespace) -> int:
     from pdd.cli.sim.trace_plot import trace_page
     from pdd.cli.topology.file import load_simulated_topology
     from pdd.sim.compare.trace_study import study_traces, verdicts
+    from pdd.sim.workload.traces import read_trace
 
     topology = load_simulated_topology(args.topology)
     with opened("--plot", args.plot) as plot:
+        traces = [read_trace(file, block_tokens=args.trace_block_tokens) for file in args.traces]
+        reports = [tell_doubts(trace) for trace in traces]
         standings = study_traces(
             topology,
-            args.traces,
+            traces,
             loads,
             max_requests=args.requests,
             num_processes=args.jobs,
@@ -108,7 +113,7 @@ def run_traces(args: argparse.Namespace) -> int:
             plot.write(trace_page(topology.name, standings).encode(errors="replace"))
     found = list(verdicts(topology, standings))
     if args.json:
-        print_json({"topology": topology.name, "standings": standings, "verdicts": found})
+        print_json({"topology": topology.name, "standings": standings, "verdicts": found, "traces": reports})
     else:
         _show(open_console(), standings, found)
     return 0
@@ -118,6 +123,7 @@ def _check(args: argparse.Namespace, loads: Sequence[float]) -> None:
     for flag, least in (("requests", 2), ("jobs", 1)):
         if getattr(args, flag) < least:
             raise ConfigError(f"--{flag} {getattr(args, flag)}: it must be at least {least}")
+    check_block_tokens(args)
     for load in loads:
         if not (isfinite(load) and 0 < load <= _MAX_LOAD):
             raise ConfigError(f"--load {load}: it must be more than 0, and at most {_MAX_LOAD:g}")

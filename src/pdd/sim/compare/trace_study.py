@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 from pdd.core.errors import ConfigError
@@ -23,8 +22,9 @@ from pdd.sim.compare.systems import System
 from pdd.sim.profile import load_model
 from pdd.sim.result import Reading, RunResult
 from pdd.sim.run import simulate
+from pdd.sim.workload.base import Workload
 from pdd.sim.workload.excerpt import Excerpt, excerpt, multiply
-from pdd.sim.workload.traces import fitting, read_trace
+from pdd.sim.workload.traces import fitting
 
 FULL_RELAY = 0.9
 """Relay decode is full where, on average, so much of its places is taken: who would gain from a relay does not get one."""
@@ -95,7 +95,7 @@ class Verdict:
 
 def study_traces(
     topology: Topology,
-    traces: Sequence[Path],
+    traces: Sequence[Workload],
     loads: Sequence[float],
     *,
     max_requests: int,
@@ -105,7 +105,7 @@ def study_traces(
     """Every system at every load on every trace, in that order.
 
     Raises:
-        ConfigError: a trace can't be read, or the topology can't be made into every system.
+        ConfigError: a trace is too short, or the topology can't be made into every system.
     """
     jobs = [
         TraceJob(traffic=traffic, system=system, topology=topology)
@@ -136,16 +136,16 @@ def measure_trace(job: TraceJob) -> TraceStanding:
 
 
 def traffic_at(
-    topology: Topology, trace: Path, loads: Sequence[float], *, max_requests: int
+    topology: Topology, trace: Workload, loads: Sequence[float], *, max_requests: int
 ) -> Iterator[TrafficAtLoad]:
     """Of the conversations that fit the model: at most ``max_requests`` at each load.
 
     Raises:
-        ConfigError: the trace can't be read, or is too short.
+        ConfigError: it is too short.
     """
-    whole, line = fitting(read_trace(trace), topology.max_model_tokens), line_tokens_per_s(topology)
+    whole, line = fitting(trace, topology.max_model_tokens), line_tokens_per_s(topology)
     if not whole.requests:
-        raise ConfigError(f"{trace}: no conversation fits a model of {topology.max_model_tokens} tokens")
+        raise ConfigError(f"{trace.name}: no conversation fits a model of {topology.max_model_tokens} tokens")
 
     def with_users(factor: float) -> Excerpt:
         more = multiply(whole, factor)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pdd.core.ids import RequestId, TenantId, TokenId
 from pdd.core.units import Seconds
 from pdd.router.base import Steering
+from pdd.sim.workload.trace.report import TraceReport
 
 Run = tuple[TokenId, int]
 """A token ID, and how often it is repeated."""
@@ -48,10 +49,11 @@ class SimRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests in order of arrival, and where they come from."""
+    """Requests in order of arrival, and where they come from. ``report`` is of a trace, None where it was generated."""
 
     name: str
     requests: tuple[SimRequest, ...]
+    report: TraceReport | None = None
 
 
 def num_tokens(runs: Sequence[Run]) -> int:

@@ -50,12 +50,13 @@ def _specs() -> Mapping[str, ConversationSpec]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What the caller wants otherwise; None leaves it as it is. ``speed`` is for traces, the others for generated ones."""
+    """What the caller wants otherwise; None leaves it as it is. ``speed`` and ``trace_block_tokens`` are for traces."""
 
     requests_per_s: float | None = None
     num_requests: int | None = None
     speed: float = 1.0
     until_s: Seconds | None = None
+    trace_block_tokens: int | None = None
 
 
 UNCHANGED = Changes()
@@ -86,7 +87,7 @@ def _from_trace(path: str, changes: Changes) -> Workload:
     if not Path(path).exists():
         known = ", ".join((GENERATED, *_specs()))
         raise ConfigError(f"{path!r} is no file and no generated workload; generated ones: {known}")
-    workload = speed_up(read_trace(Path(path)), changes.speed)
+    workload = speed_up(read_trace(Path(path), block_tokens=changes.trace_block_tokens), changes.speed)
     if changes.num_requests is None:
         return workload
     return replace(workload, requests=workload.requests[: changes.num_requests])

@@ -12,6 +12,7 @@ from pdd.cli.topology.file import load_simulated_topology
 from pdd.core.errors import ConfigError
 from pdd.sim.compare.systems import System
 from pdd.sim.compare.trace_study import study_traces, traffic_at, verdicts
+from pdd.sim.workload.traces import read_trace
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def trace(tmp_path):
         rows.append({"timestamp": 1000 * user + 10_000, "input_length": 7500, "output_length": 40, "hash_ids": second})
     path = tmp_path / "users.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    return path
+    return read_trace(path)
 
 
 def study(topology, trace, loads, told=None):

@@ -10,7 +10,7 @@ import pytest
 from pdd.core.errors import ConfigError
 from pdd.core.units import Seconds
 from pdd.sim.workload.base import expand
-from pdd.sim.workload.traces import BLOCK_TOKENS, cut_at, fitting, read_trace, speed_up
+from pdd.sim.workload.traces import cut_at, fitting, read_trace, speed_up
 
 
 def row(timestamp: float, length: int, output: int, ids: list[int], session: str | None = None) -> dict[str, object]:
@@ -62,22 +62,54 @@ def test_a_session_that_starts_over_keeps_its_order_but_no_text(tmp_path):
     assert not set(expand(second.prompt)) & set(expand(first.prompt) + expand(first.answer))
 
 
-def test_block_counts_that_do_not_match_lengths_give_the_length(tmp_path):
-    short, long = read_trace(write(tmp_path, row(0, 2000, 5, [1]), row(1, 700, 5, [2, 3, 4]))).requests
-    assert (short.num_prompt_tokens, long.num_prompt_tokens) == (2000, 700)
-    assert expand(short.prompt)[:BLOCK_TOKENS] == (1,) * BLOCK_TOKENS
+def test_the_last_block_may_lack_its_id_and_is_text_of_its_own_then(tmp_path):
+    first, second = read_trace(write(tmp_path, row(0, 600, 5, [1]), row(1, 700, 5, [1]))).requests
+    assert (first.num_prompt_tokens, second.num_prompt_tokens) == (600, 700)
+    assert expand(first.prompt)[:512] == expand(second.prompt)[:512] == (1,) * 512
+    assert not set(expand(first.prompt)[512:]) & set(expand(second.prompt)[512:])
 
 
-def test_csv_traces_have_lengths_and_share_nothing(tmp_path):
-    path = tmp_path / "lengths.csv"
-    path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:05.0319600,3180,8\n"
-    )
-    first, second = read_trace(path).requests
-    assert second.arrival == pytest.approx(1.052)
-    assert (first.num_prompt_tokens, first.num_answer_tokens) == (4808, 10)
-    assert not set(expand(first.prompt)) & set(expand(second.prompt))
+def test_blocks_of_any_length_are_played_as_long_as_they_are_said_to_be(tmp_path):
+    path = write(tmp_path, row(0, 100, 5, [1, 2, 3, 4]), row(9, 100, 5, [1, 2, 3, 5]))
+    first, second = read_trace(path, block_tokens=32).requests
+    assert expand(first.prompt) == (1,) * 32 + (2,) * 32 + (3,) * 32 + (4,) * 4
+    assert expand(second.prompt)[:96] == expand(first.prompt)[:96]
+
+
+def test_what_has_no_tokens_is_played_with_one(tmp_path):
+    (request,) = read_trace(write(tmp_path, row(0, 0, 0, []))).requests
+    assert (request.num_prompt_tokens, request.num_answer_tokens) == (1, 1)
+
+
+def test_requests_are_played_in_the_order_of_their_times(tmp_path):
+    rows = [row(2000, 700, 5, [1, 3], "s"), row(0, 600, 5, [1, 2], "s"), row(1000, 9, 5, [])]
+    first, second, third = read_trace(write(tmp_path, *rows)).requests
+    assert [request.arrival for request in (first, second, third)] == [0.0, 1.0, 2.0]
+    assert third.after == first.request_id
+
+
+def test_ids_that_contradict_themselves_join_nobody(tmp_path):
+    path = write(tmp_path, row(0, 1024, 9, [1, 2]), row(5, 1600, 9, [7, 2, 3, 4]))
+    assert [request.after for request in read_trace(path).requests] == [None, None]
+
+
+def chat(number: int, parent: int, at: float, length: int, ids: list[int]) -> dict[str, object]:
+    told = {"chat_id": number, "parent_chat_id": parent, "timestamp": at, "input_length": length, "output_length": 8}
+    return {**told, "type": "text", "turn": 1, "hash_ids": ids}
+
+
+def test_chats_go_on_from_the_one_that_they_name_however_many_do(tmp_path):
+    rows = [
+        chat(5, -1, 0.5, 40, [1, 2, 3]),
+        chat(9, 5, 3.25, 60, [1, 2, 4, 5]),
+        chat(7, 5, 4.5, 70, [1, 2, 4, 6, 8]),
+        chat(8, 77, 5.0, 20, [1, 9]),
+    ]
+    first, second, third, lost = read_trace(write(tmp_path, *rows)).requests
+    assert [each.arrival for each in (first, second, third, lost)] == [0.0, 2.75, 4.0, 4.5]
+    assert second.after == third.after == first.request_id
+    assert lost.after is None
+    assert expand(second.prompt)[:48] == expand(first.prompt) + expand(first.answer)
 
 
 def test_more_users_begin_more_often_and_each_is_as_slow_as_before(tmp_path):
@@ -87,48 +119,21 @@ def test_more_users_begin_more_often_and_each_is_as_slow_as_before(tmp_path):
 
 
 def test_what_is_too_late_or_too_long_is_left_out_with_all_that_follows(tmp_path):
-    rows = [row(0, 600, 5, [1, 2], "s"), row(1000, 9000, 5, [1, 3], "s"), row(2000, 700, 5, [1, 4], "s")]
+    rows = [row(0, 600, 5, [1, 2], "s"), row(1000, 9000, 5, [1, *range(3, 20)], "s"), row(2000, 700, 5, [1, 4], "s")]
     workload = read_trace(write(tmp_path, *rows))
     assert len(cut_at(workload, Seconds(2.0)).requests) == 2
     assert [request.num_prompt_tokens for request in fitting(workload, 4096).requests] == [600]
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("", "not a trace"),
-        ("time,in,out\n1,2,3\n", "not a trace"),
-        ('{"timestamp": 0, "input_length": 5}\n', ":1: .*output_length"),
-        ('{"timestamp": 0, "input_length": 0, "output_length": 1}\n', ":1: lengths must be positive"),
-        (
-            '{"timestamp": 0, "input_length": 16777217, "output_length": 1}\n',
-            ":1: lengths must be positive, and at most",
-        ),
-        ('{"timestamp": 0, "input_length": 1, "output_length": 1e18}\n', ":1: "),
-        ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [-1]}\n', ":1: hash ids"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,many,1\n", ":2: .*many"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,5,1\n", ":2: TIMESTAMP 'yesterday': it must be like 2023"),
-        (
-            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,5\n",
-            ":2: 2 columns; it must be TIMESTAMP, Con",
-        ),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,5,-1\n", ":2: lengths"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,-5,1\n", ":2: lengths"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,99999999999999999999,1\n", ":2: lengths"),
-        (f"TIMESTAMP,ContextTokens,GeneratedTokens\n{'9' * 200_000},1,1\n", ":2: field larger"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request"),
-    ],
-)
-def test_what_is_no_trace_is_refused_in_one_line(tmp_path, text, complaint):
-    path = tmp_path / "trace"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=complaint):
-        read_trace(path)
+def test_an_earlier_child_says_what_was_answered(tmp_path):
+    rows = [chat(1, -1, 0, 16, [1]), chat(2, 1, 1, 32, [1, 2]), chat(3, 1, 2, 32, [1, 3])]
+    first, *_ = read_trace(write(tmp_path, *rows)).requests
+    assert expand(first.answer) == (2,) * 8
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 1e12), (-1.7e308, 1.7e308)])
+@pytest.mark.parametrize(("first", "last"), [(0, 1e12), (-1e20, 1e20)])
 def test_a_trace_that_would_never_end_is_refused(tmp_path, first, last):
-    with pytest.raises(ConfigError, match="more than a year"):
+    with pytest.raises(ConfigError, match=r"more than a year lies between .*, read as milliseconds"):
         read_trace(write(tmp_path, row(first, 1, 1, []), row(last, 1, 1, [])))
 
 

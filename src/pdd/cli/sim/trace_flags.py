@@ -1,0 +1,37 @@
+"""What the commands that read traces share: the flag for their blocks, and how what is doubtful in them is told."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from pdd.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pdd.sim.workload.base import Workload
+    from pdd.sim.workload.trace.report import TraceReport
+
+
+def add_block_tokens(parser: argparse.ArgumentParser) -> None:
+    """``--trace-block-tokens``."""
+    parser.add_argument(
+        "--trace-block-tokens",
+        type=int,
+        metavar="N",
+        help="tokens that one hash id of a trace stands for (default: 512; of Qwen-Bailian's traces, 16)",
+    )
+
+
+def check_block_tokens(args: argparse.Namespace) -> None:
+    """Raises ConfigError if it is out of range."""
+    if args.trace_block_tokens is not None and args.trace_block_tokens < 1:
+        raise ConfigError(f"--trace-block-tokens {args.trace_block_tokens}: it must be at least 1")
+
+
+def tell_doubts(workload: Workload) -> TraceReport | None:
+    """On stderr, a line each; returns all there is to say for ``--json``."""
+    if workload.report is not None:
+        for line in workload.report.lines():
+            print(f"pdd: {line}", file=sys.stderr)
+    return workload.report
