@@ -1,6 +1,7 @@
 """Fixtures that every test may use, and how Hypothesis looks for counterexamples."""
 
 import os
+import signal
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -17,6 +18,9 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("pdd")
+
+# What a shell starts in the background ignores it, and hands that on. Tests interrupt commands.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

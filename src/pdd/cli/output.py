@@ -151,9 +151,9 @@ def flush_output() -> None:
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """Standard output, or standard error for progress. Long lines are fine where nobody watches."""
+    """Standard output, or standard error for progress; as wide as the terminal is, or as ``COLUMNS`` says."""
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else WIDTH_WITHOUT_TERMINAL
+    width = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH_WITHOUT_TERMINAL
     return Console(stderr=stderr, width=width, highlight=False, markup=False)
 
 

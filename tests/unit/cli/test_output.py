@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import pdd.cli
 from pdd.cli.given_text import as_text, require_text, text
-from pdd.cli.output import PLAIN_SIGNS, message_of, print_json, settled_streams
+from pdd.cli.output import PLAIN_SIGNS, message_of, open_console, print_json, settled_streams
 from pdd.cli.program import build_parser
 from pdd.core.errors import ConfigError
 
@@ -129,3 +129,15 @@ def test_bytes_that_are_no_text_are_refused_with_the_flag(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="--state-dir: '/caf\ufffd' is not UTF-8 text in this locale"):
         require_text("--state-dir", Path("/caf\udce9"))
     assert require_text("--state-dir", tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 100), ("40", 40), ("400", 400)])
+def test_without_a_terminal_tables_are_as_wide_as_columns_say(
+    columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
+    with redirect_stdout(io.StringIO()):
+        assert open_console().width == width
