@@ -22,6 +22,10 @@ settings.load_profile("pdd")
 # What a shell starts in the background ignores it, and hands that on. Tests interrupt commands.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# What tells a command how to draw for whoever watches the tests: they read what it writes.
+for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(name, None)
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:

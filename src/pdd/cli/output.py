@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, cast
 
 import msgspec
 from rich.console import Console
@@ -154,7 +154,14 @@ def open_console(*, stderr: bool = False) -> Console:
     """Standard output, or standard error for progress; as wide as the terminal is, or as ``COLUMNS`` says."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH_WITHOUT_TERMINAL
-    return Console(stderr=stderr, width=width, highlight=False, markup=False)
+    return _Console(stderr=stderr, width=width, highlight=False, markup=False)
+
+
+class _Console(Console):
+    """Cuts nothing: what is wider than the terminal runs over its edge."""
+
+    def print(self, *objects: object, crop: bool = False, **how: Any) -> None:  # noqa: ANN401 (Rich's own)
+        super().print(*objects, crop=crop, **how)
 
 
 # Results --------------------------------------------------------------------------------------------------------------

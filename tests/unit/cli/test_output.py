@@ -19,6 +19,7 @@ import pdd.cli
 from pdd.cli.given_text import as_text, require_text, text
 from pdd.cli.output import PLAIN_SIGNS, message_of, open_console, print_json, settled_streams
 from pdd.cli.program import build_parser
+from pdd.cli.tables import WholeTable
 from pdd.core.errors import ConfigError
 
 UNSHOWN = {"\ufffd", "µ"}
@@ -141,3 +142,14 @@ def test_without_a_terminal_tables_are_as_wide_as_columns_say(
         monkeypatch.setenv("COLUMNS", columns)
     with redirect_stdout(io.StringIO()):
         assert open_console().width == width
+
+
+def test_a_narrow_terminal_cuts_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    table = WholeTable(gap=2)
+    for heading in ("answers", "second\ntoken", "sent"):
+        table.add_column(heading)
+    table.add_row("a whole name", "0.051723", "123456789")
+    with redirect_stdout(io.StringIO()) as shown:
+        open_console().print(table)
+    assert shown.getvalue().splitlines()[-1].split("  ")[:3] == ["a whole name", "0.051723", "123456789"]

@@ -11,11 +11,11 @@ from typing import assert_never
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from pdd.cli.ask.conversation import ReceivedAnswer, ReceivedSpan
 from pdd.cli.ask.measure import Timings, count_tokens, measure
+from pdd.cli.tables import WholeTable
 from pdd.core.request import Role
 from pdd.core.units import Bytes, Seconds
 
@@ -134,17 +134,17 @@ def print_answer(console: Console, spans: Iterable[ReceivedSpan]) -> None:
 # The table ------------------------------------------------------------------------------------------------------------
 
 
-def tabulate(answers: Iterable[tuple[str, ReceivedAnswer]]) -> Table:
+def tabulate(answers: Iterable[tuple[str, ReceivedAnswer]]) -> WholeTable:
     """One row for each named answer. Times are the client's."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("  run\n", no_wrap=True)
-    table.add_column("route\n", no_wrap=True)
+    table = WholeTable(gap=2)
+    table.add_column("  run\n")
+    table.add_column("route\n")
     for heading in ("first\ntoken", "second\ntoken", "largest\ngap", "median\ngap"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     for role in Role:
         look = look_of(role)
-        table.add_column(f"{look.tag}\ntokens", justify="right", no_wrap=True, style=look.style)
-    table.add_column("KV over\nthe WAN", justify="right", no_wrap=True)
+        table.add_column(f"{look.tag}\ntokens", justify="right", style=look.style)
+    table.add_column("KV over\nthe WAN", justify="right")
     for name, answer in answers:
         table.add_row(*_cells(name, answer, measure(answer)))
     return table

@@ -8,12 +8,12 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from pdd.cli.options import Subparsers, add_json
 from pdd.cli.output import EXIT_FAILURE, open_console, print_json
 from pdd.cli.sim.studies import add_extent, check_extent, number, percent, plain_table
+from pdd.cli.tables import WholeTable
 
 if TYPE_CHECKING:
     from pdd.sim.paper.report import Constraint, Figure, PaperReport
@@ -105,7 +105,7 @@ def _in_words(constraint: Constraint) -> str:
     return f"{constraint.name}: {number(constraint.value)}{sure}; must be {constraint.relation} {constraint.bound:g} ({seeds})"
 
 
-def _figures(figures: Mapping[str, Mapping[str, Figure]]) -> Table:
+def _figures(figures: Mapping[str, Mapping[str, Figure]]) -> WholeTable:
     table = plain_table("", "", "published", "simulated", "from", "to", "residual")
     for row, of_row in figures.items():
         for name, figure in of_row.items():
@@ -121,7 +121,7 @@ def _figures(figures: Mapping[str, Mapping[str, Figure]]) -> Table:
     return table
 
 
-def _collapse(report: PaperReport) -> Table:
+def _collapse(report: PaperReport) -> WholeTable:
     table = plain_table("", "relayed", "tokens by RLD", "hit at P", "hit at MD", "second token P90, s")
     for rule, stages in report.collapse.items():
         for part, stage in zip(("beginning", "middle", "end"), stages, strict=True):

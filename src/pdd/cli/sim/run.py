@@ -11,12 +11,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from rich.console import Console
-from rich.table import Table
 
 from pdd.cli.options import Subparsers, add_json, duration
 from pdd.cli.output import open_console, opened, print_json
 from pdd.cli.progress import counting
 from pdd.cli.sim.trace_flags import add_block_tokens, check_block_tokens, tell_doubts
+from pdd.cli.tables import WholeTable
 from pdd.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -185,8 +185,8 @@ def _show(console: Console, figures: Mapping[str, object], result: RunResult, se
         console.print(f"  {line}")
 
 
-def _waits(figures: Mapping[str, object]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+def _waits(figures: Mapping[str, object]) -> WholeTable:
+    table = WholeTable(gap=3)
     table.add_column("  seconds")
     for heading in ("P50", "P90", "P99", "mean", "of"):
         table.add_column(heading, justify="right")

@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Callable
 from time import monotonic
 
-from rich.table import Table
-
 from pdd.cli.output import open_console
+from pdd.cli.tables import WholeTable
 from pdd.core.errors import ConfigError
 
 _MAX_SEEDS = 100
@@ -45,11 +44,11 @@ def tell_progress() -> Callable[[str], None]:
     return lambda line: console.print(f"  {line} after {monotonic() - began:.0f} s")
 
 
-def plain_table(*headings: str) -> Table:
+def plain_table(*headings: str) -> WholeTable:
     """The first column to the left, numbers to the right."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = WholeTable(gap=1)
     for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left", no_wrap=not index)
+        table.add_column(heading, justify="right" if index else "left")
     return table
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from pdd.cli.options import Subparsers, add_json
 from pdd.cli.output import open_console, opened, print_json
 from pdd.cli.sim.studies import add_jobs, number, percent, plain_table, tell_progress
 from pdd.cli.sim.trace_flags import add_block_tokens, check_block_tokens, tell_doubts
+from pdd.cli.tables import WholeTable
 from pdd.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _show(console: Console, standings: Sequence[TraceStanding], verdicts: Sequen
     )
 
 
-def _table(standings: Sequence[TraceStanding]) -> Table:
+def _table(standings: Sequence[TraceStanding]) -> WholeTable:
     table = plain_table(*_HEADINGS)
     for each in standings:
         measures = each.measures

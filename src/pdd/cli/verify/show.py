@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from pdd.cli.tables import WholeTable
 from pdd.cli.verify.prompts import Prompt
 from pdd.cli.verify.result import Played, exact_rate, mismatches, near_ties, passed, per_case
 
@@ -29,8 +29,8 @@ def show(console: Console, prompts: Sequence[Prompt], plays: Sequence[Played]) -
     _show_verdict(console, list(lengths.values()), plays)
 
 
-def _tabulate(played: Played) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+def _tabulate(played: Played) -> WholeTable:
+    table = WholeTable(gap=3)
     table.add_column("  case")
     for heading in ("answers", "exact", "relayed"):
         table.add_column(heading, justify="right")
