@@ -21,11 +21,11 @@ ANSWER_TOKENS = 180
 
 
 def one_fits(*, max_queue: float) -> Topology:
-    """The line carries a prompt's KV in 2 s, prefill takes 1.5 s."""
+    """Most of another's KV would fit beside it. The line carries a prompt's KV in 2 s, prefill takes 1.5 s."""
     topology = packaged_topology("scripted", rate=800_000)
     longest = PROMPT_TOKENS + ANSWER_TOKENS
     block_bytes = find_model(topology.model).kv_format(topology.block_tokens).block_bytes
-    arena = Bytes((longest // topology.block_tokens + 2) * block_bytes)
+    arena = Bytes(int(1.9 * longest) // topology.block_tokens * block_bytes)
     nodes = tuple(
         msgspec.structs.replace(node, arena_bytes=arena) if node.name == "node-md" else node for node in topology.nodes
     )
