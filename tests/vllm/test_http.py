@@ -147,7 +147,9 @@ async def served(application: DescribeEngine) -> AsyncGenerator[Address]:
     """By the server that vLLM uses."""
 
     async def with_state(scope: Scope, receive: Receive, send: Send) -> None:
-        model = SimpleNamespace(served_model_name="m", max_model_len=1000, get_vocab_size=lambda: 1000)
+        model = SimpleNamespace(
+            served_model_name="m", max_model_len=1000, get_vocab_size=lambda: 1000, logits_processors=None
+        )
         config = SimpleNamespace(model_config=model, kv_transfer_config=None)
         client = SimpleNamespace(errored=False, vllm_config=config)
         await application({**scope, "app": SimpleNamespace(state=SimpleNamespace(engine_client=client))}, receive, send)

@@ -14,6 +14,10 @@ from tests.support.paged_caches import vec_positions
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("default")]  # vLLM's own warnings, as it is imported
 
+amx = pytest.param(
+    "amx", marks=pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="this CPU has no AMX")
+)
+
 
 def _layer(cache: Tensor, instructions: str) -> Any:
     from vllm import _custom_ops
@@ -29,7 +33,7 @@ def _layer(cache: Tensor, instructions: str) -> Any:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(2, 32, 32), (3, 64, 64), (8, 128, 128), (2, 32, 80)])
-@pytest.mark.parametrize("instructions", ["vec", "vec16", "amx"])
+@pytest.mark.parametrize("instructions", ["vec", "vec16", amx])
 def test_what_the_engine_wrote_is_read_and_what_is_written_lies_where_it_would_have_put_it(
     instructions: str, shape: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
