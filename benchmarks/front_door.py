@@ -65,6 +65,8 @@ def _topology() -> Topology:
 def _attacks() -> Iterator[tuple[str, _Attack]]:
     bomb = gzip.compress(b"a" * _BOMB_SIZE, compresslevel=9)
     yield "1 MB of gzip that holds 1 GiB", (_CHAT, _JSON | {"Content-Encoding": "gzip"}, bomb)
+    file = gzip.compress(b"")
+    yield "8 MB of empty files of gzip", (_CHAT, _JSON | {"Content-Encoding": "gzip"}, file * (_SIZE // len(file)))
     yield "8 MB of emoji", _chat("\U0001f600", _SIZE // 4)
     yield "8 MB of escaped emoji", _chat(r"\ud83d\ude00", _SIZE // 12)
     yield "8 MB of special tokens", _chat("<|im_end|>", _SIZE // 10)

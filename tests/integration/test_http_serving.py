@@ -121,6 +121,11 @@ BROKEN = {
         415,
         "unsupported_encoding",
     ),
+    "two codings": (
+        post(b"Content-Encoding: identity", b"Content-Encoding: br", b"Content-Length: 16", body=SECRET),
+        415,
+        "unsupported_encoding",
+    ),
     "a made-up coding": (
         post(b"Content-Encoding: zz", b"Content-Length: 16", body=SECRET),
         415,

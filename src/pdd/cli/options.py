@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from math import inf
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from pdd.cli.deploy.state import default_state_root
+from pdd.cli.given_text import as_text
 from pdd.cli.quantities import Dimension, describe, parse_quantity
 from pdd.core.errors import ConfigError
 from pdd.core.topology import RouterTable
@@ -194,11 +195,30 @@ def router_url(text: str) -> str:
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna")
     except ValueError:
         is_url = False
     if not is_url:
         raise argparse.ArgumentTypeError(f"{text!r} is not a router's address, such as http://127.0.0.1:8000")
     return url
+
+
+def api_key(given: str) -> str:
+    """The type of a flag that takes a key: what a header may hold."""
+    if not (given.isascii() and given.isprintable()):
+        raise argparse.ArgumentTypeError("keys are of printable ASCII characters")
+    return given
+
+
+def finite(given: str) -> float:
+    """The type of a flag that takes a number which is sent on: JSON has neither infinite ones nor NaN."""
+    try:
+        number = float(given)
+    except ValueError:
+        number = nan
+    if not isfinite(number):
+        raise argparse.ArgumentTypeError(f"{as_text(given)!r} is not a number")
+    return number
 
 
 def port(text: str) -> int:

@@ -28,6 +28,7 @@ from pdd.core.errors import ConfigError, Incompatible, InvalidRequest, PddError,
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
+    from typing_extensions import Buffer
 
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
@@ -196,11 +197,25 @@ def opened(flag: str, path: Path | None) -> Generator[BinaryIO | None]:
         yield None
         return
     try:
-        file = path.open("wb")
+        file = io.BufferedWriter(_NamedFile(flag, path))
     except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror}") from error
+        raise ConfigError(f"{flag} {as_text(str(path))}: {error.strerror}") from error
     with file:
         yield file
+
+
+class _NamedFile(io.FileIO):
+    """Says which flag's file it is that can't be written."""
+
+    def __init__(self, flag: str, path: Path) -> None:
+        super().__init__(path, "wb")
+        self._what = f"{flag} {as_text(str(path))}"
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise PddError(f"{self._what} can't be written: {error.strerror}") from error
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------

@@ -81,8 +81,9 @@ def format_size(num_bytes: float) -> str:
 
 
 def format_memory(num_bytes: int) -> str:
-    """``512 MiB``, binary and rounded up, as memory is sized."""
-    return f"{-(-num_bytes // 2**20)} MiB"
+    """``512 MiB``, binary and rounded up, as memory is sized; KiB below one MiB."""
+    power, unit = (20, "MiB") if num_bytes >= 2**20 else (10, "KiB")
+    return f"{-(-num_bytes // 2**power)} {unit}"
 
 
 def format_time(seconds: float) -> str:

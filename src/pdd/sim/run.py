@@ -35,6 +35,8 @@ _LOCAL_DELAY = Seconds(0.00002)
 _NUM_READINGS = 200
 _LEAST_READING_INTERVAL = Seconds(0.5)
 _COLLECTIONS = (200_000, 10, 10)
+_LONGEST = Seconds(366 * 86_400.0)
+"""From the beginning to the last arrival: every second of it is simulated."""
 _PATIENCE = Seconds(6 * 3600.0)
 """How long after the last arrival everything must be over."""
 
@@ -58,6 +60,12 @@ def simulate(
     """
     if not workload.requests:
         raise ConfigError(f"workload {workload.name!r} has no requests")
+    last_arrival = max(request.arrival for request in workload.requests)
+    if not last_arrival <= _LONGEST:
+        raise ConfigError(
+            f"workload {workload.name!r} asks for {last_arrival / 86_400:.3g} days: at most {_LONGEST / 86_400:g} can be "
+            f"simulated; let it ask more often, or cut it"
+        )
     with _rare_collections():
         return run_on_virtual_time(_simulate(topology, workload, Random(seed), trace, progress))  # noqa: S311 - no secrets here
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pdd.cli.options import add_callers, add_state_dir, with_callers
+from pdd.cli.options import add_callers, add_state_dir, api_key, finite, router_url, with_callers
 from pdd.core.topology import RouterTable
 
 
@@ -40,3 +41,24 @@ def test_flags_let_in_whom_the_topology_does_not_name():
     assert router.allowed_origins == ("https://a.example", "http://localhost:3000", "https://chat.example")
     assert router.allowed_hosts == ("gpu0", "gpu1")
     assert with_callers(table, parser.parse_args([])) == table
+
+
+@pytest.mark.parametrize(
+    ("read", "given"),
+    [
+        *((api_key, given) for given in ("a\nb", "a\rb", "k\x00", "k\xe9", "\udcff")),
+        *((finite, given) for given in ("nan", "inf", "-1e999", "much", "")),
+        *((router_url, given) for given in ("", "gpu0", "ftp://gpu0", "http://", "http://a..b", "http://gpu0:0")),
+        (router_url, f"http://{'a' * 64}"),
+    ],
+)
+def test_what_could_not_be_sent_is_refused_before(read: Callable[[str], object], given: str):
+    with pytest.raises(argparse.ArgumentTypeError):
+        read(given)
+
+
+def test_what_can_be_sent_is():
+    assert api_key("sk-123 _+/=") == "sk-123 _+/="
+    assert finite("1e-3") == 0.001
+    assert router_url("http://gpu0:8000/v1/") == "http://gpu0:8000"
+    assert router_url("https://[::1]:8000") == "https://[::1]:8000"

@@ -69,6 +69,7 @@ def test_numbers_are_shown_as_people_write_them():
     assert format_size(28_300_000) == "28.3 MB"
     assert format_size(12) == "12 B"
     assert format_memory(188_743_680) == "180 MiB"
-    assert format_memory(1) == "1 MiB"
+    assert format_memory(262_144) == "256 KiB"
+    assert format_memory(1) == "1 KiB"
     assert format_time(0.015) == "15 ms"
     assert format_time(2.0) == "2 s"

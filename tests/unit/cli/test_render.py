@@ -100,7 +100,7 @@ def test_times_are_shown_with_a_unit(seconds: float | None, shown: str):
 
 
 @pytest.mark.parametrize(
-    ("size", "shown"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (999_949, "999.9 kB"), (28_311_552, "28.3 MB")]
+    ("size", "shown"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (999_949, "999.9 KB"), (28_311_552, "28.3 MB")]
 )
 def test_sizes_are_shown_in_decimal_units(size: int, shown: str):
     assert format_bytes(Bytes(size)) == shown

@@ -106,14 +106,17 @@ def test_a_plot_is_a_page_by_itself_with_a_line_for_every_figure(topology, tmp_p
     ("flags", "complaint"),
     [
         (["--seed", "-1"], "--seed -1: it must be 0 or more"),
-        (["--rate", "0"], "--rate 0.0: it must be more than 0, and finite"),
+        (["--rate", "0"], "--rate 0.0: it must be at least 1e-06, and finite"),
         (["--speed", "2"], "--speed 2.0: it is for traces; --rate sets"),
         (["--workload", __file__, "--rate", "3"], "--rate 3.0: a trace has its own; --speed plays it"),
-        (["--speed", "nan"], "--speed nan: it must be more than 0"),
-        (["--requests", "-3"], "--requests -3: it must be more than 0"),
+        (["--speed", "nan"], "--speed nan: it must be at least 1e-06"),
+        (["--requests", "-3"], "--requests -3: it must be from 1 to 10000000"),
+        (["--requests", "9" * 20], "it must be from 1 to 10000000"),
+        (["--rate", "2e-6"], "asks for 1.1"),
+        (["--until", "10 s"], "--until or max_model_tokens leaves nothing of it but the warm-up"),
         (["--workload", "nothing-like-it"], "no file and no generated workload"),
         (["--trace-block-tokens", "64"], "--trace-block-tokens 64: it is for traces, not for generated workloads"),
-        (["--workload", __file__, "--trace-block-tokens", "0"], "--trace-block-tokens 0: it must be at least 1"),
+        (["--workload", __file__, "--trace-block-tokens", "0"], "--trace-block-tokens 0: it must be from 1 to 1048576"),
         (["--requests", "3", "--plot", "/nowhere/at/all"], "--plot /nowhere/at/all: No such file or directory"),
         (["--trace", "/nowhere/at/all"], "--trace /nowhere/at/all: No such file or directory"),
     ],
@@ -182,3 +185,10 @@ def test_what_is_doubtful_in_a_trace_is_told_beside_its_figures(topology, capsys
 def test_a_generated_workload_has_no_trace(topology, capsys):
     assert run_program(["sim", "run", topology, "--requests", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["trace"] is None
+
+
+@pytest.mark.parametrize("flag", ["--trace", "--plot"])
+def test_a_file_that_a_full_disk_takes_no_more_of_is_one_line(topology, capsys, flag):
+    assert run_program(["sim", "run", topology, "--requests", "12", "--rate", "1", flag, "/dev/full"]) == 1
+    shown = capsys.readouterr().err.strip().splitlines()
+    assert shown[-1] == f"pdd: {flag} /dev/full can't be written: No space left on device"

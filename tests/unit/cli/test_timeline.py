@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdd.cli.ask.timeline import Stretch, TimelineRow, draw, draw_axis, rows_of
 from pdd.core.units import Seconds
@@ -51,6 +55,16 @@ def test_the_axis_fits_and_begins_at_zero(end: float):
     assert axis.lstrip().startswith("0")
     assert 3 <= axis.count(" s") <= 12
     assert len(axis) <= 100
+
+
+@given(end=st.floats(1e-3, 1e5), width=st.integers(1, 300))
+def test_marks_never_touch_each_other(end: float, width: int):
+    axis = draw_axis(end=Seconds(end), width=width).plain
+    marks = re.findall(r"\S+(?: s)?", axis)
+    assert marks[0] == "0"
+    assert all(re.fullmatch(r"[0-9.e+-]+ s", mark) for mark in marks[1:])
+    seconds = [float(mark.split()[0]) for mark in marks]
+    assert seconds == sorted(set(seconds))
 
 
 def test_a_moment_beyond_the_end_is_drawn_at_the_end():

@@ -96,7 +96,7 @@ def test_what_changes_nothing_is_accepted(harmless):
         ({"frequency_penalty": 0.5}, "frequency_penalty", "0.5"),
         ({"logprobs": True}, "logprobs", "true"),
         ({"logit_bias": {"5": 1}}, "logit_bias", '{"5": 1}'),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported yet"),
+        ({"tools": [{"type": "function"}]}, "tools", "is not supported; leave it out"),
         ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
         ({"store": True}, "store", "true"),
         ({"min_p": 0.1}, "min_p", "0.1"),

@@ -2,8 +2,10 @@
 
 import contextlib
 import gzip
+import os
 import tracemalloc
 import zlib
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from pdd.core.errors import BodyTooLarge, InvalidRequest
 from pdd.core.units import Bytes
+from pdd.transport import http_bodies
 from pdd.transport.http_bodies import inflate
 
 LIMIT = Bytes(100_000)
@@ -23,6 +26,10 @@ def raw_deflate(data: bytes) -> bytes:
 
 def two_files(data: bytes) -> bytes:
     return gzip.compress(data[: len(data) // 2]) + gzip.compress(data[len(data) // 2 :])
+
+
+def a_file_a_byte(data: bytes) -> bytes:
+    return b"".join(gzip.compress(data[at : at + 1]) for at in range(len(data))) or gzip.compress(data)
 
 
 FORMS = {
@@ -73,6 +80,33 @@ def inflatable(part: bytes) -> bool:
     except (EOFError, OSError, zlib.error):
         return False
     return True
+
+
+@given(data=st.binary(max_size=2000))
+def test_what_was_compressed_byte_by_byte_comes_out(data: bytes):
+    assert inflate(a_file_a_byte(data), coding="gzip", limit=LIMIT) == data
+
+
+def test_any_number_of_files_costs_no_more_than_their_bytes(monkeypatch: pytest.MonkeyPatch):
+    """Inflaters copy what they are given and do not need."""
+    given_bytes = 0
+
+    class Counting:
+        def __init__(self, wbits: int) -> None:
+            self._inflater = zlib.decompressobj(wbits)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._inflater, name)
+
+        def decompress(self, data: memoryview, most: int) -> bytes:
+            nonlocal given_bytes
+            given_bytes += len(data)
+            return self._inflater.decompress(data, most)
+
+    body = gzip.compress(b"") * 20_000 + gzip.compress(os.urandom(LIMIT))
+    monkeypatch.setattr(http_bodies, "zlib", SimpleNamespace(decompressobj=Counting, error=zlib.error))
+    assert len(inflate(body, coding="gzip", limit=LIMIT)) == LIMIT
+    assert given_bytes < 30 * len(body)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])

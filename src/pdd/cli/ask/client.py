@@ -101,10 +101,14 @@ def _translated(url: str) -> Generator[None]:
     try:
         yield
     except aiohttp.ClientConnectorError as error:
-        raise Unavailable(f"no router answers at {url}; `pdd up` starts one", retry_after_s=Seconds(1.0)) from error
+        raise Unavailable(
+            f"no router answers at {url}; `pdd up` starts one, `pdd status` says where one is",
+            retry_after_s=Seconds(1.0),
+        ) from error
     except aiohttp.InvalidURL as error:
         raise ConfigError(f"{url!r} is not a URL; the router's looks like http://127.0.0.1:8000") from error
     except TimeoutError as error:
         raise Unavailable(f"the router at {url} does not answer in time", retry_after_s=Seconds(1.0)) from error
     except aiohttp.ClientError as error:
-        raise WorkerFailed(f"the connection to {url} was lost: {error or type(error).__name__}") from error
+        why = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
+        raise WorkerFailed(f"the connection to {url} was lost{why}") from error

@@ -13,7 +13,7 @@ from pdd.cli.ask.measure import measure, record_of
 from pdd.cli.ask.render import AnswerPrinter, legend, tabulate
 from pdd.cli.ask.timeline import draw, draw_axis, rows_of
 from pdd.cli.given_text import text
-from pdd.cli.options import Subparsers, add_json, router_url
+from pdd.cli.options import Subparsers, add_json, api_key, finite, router_url
 from pdd.cli.output import open_console, print_json
 from pdd.core.errors import Unauthorized
 from pdd.core.request import HandoffMode, Route
@@ -35,7 +35,7 @@ def add_commands(commands: Subparsers) -> None:
         "--url", type=router_url, default=DEFAULT_URL, help="the router's address (default: %(default)s)"
     )
     parser.add_argument(
-        "--api-key", type=text, default=os.environ.get("PDD_API_KEY"), help="names a tenant (default: $PDD_API_KEY)"
+        "--api-key", type=api_key, default=os.environ.get("PDD_API_KEY"), help="names a tenant (default: $PDD_API_KEY)"
     )
     parser.add_argument("--system", type=text, metavar="TEXT", help="a system message that goes before the prompt")
     _add_sampling(parser)
@@ -46,10 +46,14 @@ def add_commands(commands: Subparsers) -> None:
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how tokens are drawn")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="end after N tokens (default: what fits)")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default); at most 2")
+    group.add_argument(
+        "--max-tokens", type=int, metavar="N", help="end after N tokens (default: what fits, at most 1024)"
+    )
+    group.add_argument("--temperature", type=finite, default=0.0, metavar="T", help="0 is greedy (default); at most 2")
     group.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens only (default: all)")
-    group.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens of total probability P")
+    group.add_argument(
+        "--top-p", type=finite, metavar="P", help="draw from the likeliest tokens of total probability P"
+    )
     group.add_argument("--seed", type=int, metavar="S", help="the same seed draws the same answer (default: random)")
 
 
@@ -124,11 +128,11 @@ def print_summary(console: Console, answer: ReceivedAnswer) -> None:
     """What follows an answer: the legend, the timeline and the table."""
     end = measure(answer).total
     console.print()
-    console.print("  ", legend(), sep="")
+    console.print("  ", legend(), sep="", soft_wrap=True)
     console.print()
     for line in draw(rows_of(answer), end=end, width=console.width):
-        console.print(line)
-    console.print(draw_axis(end=end, width=console.width))
+        console.print(line, soft_wrap=True)
+    console.print(draw_axis(end=end, width=console.width), soft_wrap=True)
     console.print()
     console.print(tabulate([("ask", answer)]))
     if answer.report.route_reason:

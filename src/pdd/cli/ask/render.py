@@ -177,4 +177,4 @@ def format_bytes(size: Bytes) -> str:
     """Decimal units, as lines are sold."""
     if size < 1000:
         return f"{size} B"
-    return f"{size / 1e3:.1f} kB" if size < 999_950 else f"{size / 1e6:.1f} MB"
+    return f"{size / 1e3:.1f} KB" if size < 999_950 else f"{size / 1e6:.1f} MB"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count, pairwise
 from math import floor, log10
 
 from rich.text import Text
@@ -21,6 +22,9 @@ from pdd.core.units import Seconds
 _LABEL_CELLS = 22
 _NOTE_CELLS = 14
 _KV_STYLE = "magenta"
+_LEAST_COLUMNS = 24
+"""Of time. A terminal too narrow for them has to let lines run over its edge."""
+_MOST_MARKS = 10
 _BAR, _TOKENS, _IDLE = "━", "▪", "·"
 
 
@@ -124,21 +128,22 @@ def _duration(stretches: tuple[Stretch, ...]) -> str:
 
 
 def draw(rows: Iterable[TimelineRow], *, end: Seconds, width: int) -> list[Text]:
-    """The rows as lines of ``width`` cells, the time from 0 to ``end`` in the middle of each."""
-    columns = max(10, width - _LABEL_CELLS - _NOTE_CELLS - 4)
+    """The rows as lines of ``width`` cells, or a few more, the time from 0 to ``end`` in the middle of each."""
+    columns = _columns_of(width)
     return [_draw_row(row, end, columns) for row in rows]
 
 
 def draw_axis(*, end: Seconds, width: int) -> Text:
     """The line under the rows: marks every so many seconds."""
-    columns = max(10, width - _LABEL_CELLS - _NOTE_CELLS - 4)
-    line = [" "] * (columns + 6)
-    step = _step(end)
-    for index in range(int(end / step) + 1):
-        mark = f"{index * step:g} s" if index else "0"
-        at = _column(Seconds(index * step), end, columns)
-        line[at : at + len(mark)] = mark
-    return Text(" " * (_LABEL_CELLS + 2) + "".join(line).rstrip(), style="dim")
+    columns = _columns_of(width)
+    line = ""
+    for at, mark in _marks(end, columns):
+        line = line.ljust(at) + mark
+    return Text(" " * (_LABEL_CELLS + 2) + line, style="dim")
+
+
+def _columns_of(width: int) -> int:
+    return max(_LEAST_COLUMNS, width - _LABEL_CELLS - _NOTE_CELLS - 4)
 
 
 def _draw_row(row: TimelineRow, end: Seconds, columns: int) -> Text:
@@ -156,8 +161,15 @@ def _column(at: Seconds, end: Seconds, columns: int) -> int:
     return min(columns - 1, max(0, int(at / end * columns)))
 
 
-def _step(end: Seconds) -> float:
-    """A round number of seconds that leaves three to nine marks after the first."""
+def _marks(end: Seconds, columns: int) -> list[tuple[int, str]]:
+    """Columns and what is written there: every so many seconds, a round number, as often as there is room for it."""
     exponent = floor(log10(end)) - 1
-    steps = [digit * 10.0**power for power in (exponent, exponent + 1) for digit in (1, 2, 5)]
-    return next(step for step in steps if end / step < 10)
+    marks: list[tuple[int, str]] = []
+    for step in (digit * 10.0**power for power in count(exponent) for digit in (1, 2, 5)):
+        moments = [index * step for index in range(min(_MOST_MARKS, int(end / step)) + 1)]
+        marks = [(_column(Seconds(at), end, columns), f"{at:g} s" if at else "0") for at in moments]
+        if len(moments) <= _MOST_MARKS and all(
+            before + len(mark) < after for (before, mark), (after, _) in pairwise(marks)
+        ):
+            break
+    return marks

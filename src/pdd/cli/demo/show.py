@@ -136,10 +136,10 @@ def print_results(console: Console, runs: Runs) -> None:
     for title, answer in (("with the relay", runs.relay), ("without", runs.direct)):
         console.print(Text(f"  {title}", style="bold"))
         for line in draw(rows_of(answer), end=end, width=console.width):
-            console.print(line)
-    console.print(draw_axis(end=end, width=console.width))
+            console.print(line, soft_wrap=True)
+    console.print(draw_axis(end=end, width=console.width), soft_wrap=True)
     console.print()
-    console.print("  ", legend(), sep="")
+    console.print("  ", legend(), sep="", soft_wrap=True)
     console.print()
     console.print(tabulate((name.replace("_", " "), answer) for name, answer in runs))
     console.print()

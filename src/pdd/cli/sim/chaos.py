@@ -13,7 +13,7 @@ from rich.text import Text
 from pdd.cli.options import Subparsers, add_json
 from pdd.cli.output import EXIT_FAILURE, open_console, print_json
 from pdd.cli.progress import counting
-from pdd.cli.sim.studies import MAX_JOBS, add_jobs
+from pdd.cli.sim.studies import MAX_JOBS, add_jobs, check_range
 from pdd.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,12 +76,10 @@ def run_chaos(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if not 1 <= args.seeds <= _MAX_SEEDS:
-        raise ConfigError(f"--seeds {args.seeds}: it must be from 1 to {_MAX_SEEDS}")
+    check_range("--seeds", args.seeds, least=1, most=_MAX_SEEDS)
     if args.first_seed < 0:
         raise ConfigError(f"--first-seed {args.first_seed}: it must be 0 or more")
-    if not 1 <= args.jobs <= MAX_JOBS:
-        raise ConfigError(f"--jobs {args.jobs}: it must be from 1 to {MAX_JOBS}")
+    check_range("--jobs", args.jobs, least=1, most=MAX_JOBS)
     if args.verbose and args.seeds != 1:
         raise ConfigError(f"--verbose shows one deployment; give --seeds 1 with it, not {args.seeds}")
 

@@ -41,7 +41,7 @@ def add_commands(commands: Subparsers) -> None:
         description="Runs the same requests with one policy changed at a time: nobody relays, route by hit rate, relays that "
         "never hand over, always one-shot, always catch-up, no filter, filter that cuts at once, placement by load alone; "
         "each in a setting where it matters. What a policy is worth is what gets worse without it.",
-        epilog="With --json: standings, one for each setting and rival: figures with means and 95 %% intervals over seeds, and "
+        epilog="With --json: standings, one for each setting and rival: figures with means and 95 % intervals over seeds, and "
         "how much more that is than PDD's with the same requests.",
     )
     parser.add_argument("--only", metavar="SETTING", help="one setting, by its first word; default: all")

@@ -15,6 +15,7 @@ from rich.console import Console
 from pdd.cli.options import Subparsers, add_json, duration
 from pdd.cli.output import open_console, opened, print_json
 from pdd.cli.progress import counting
+from pdd.cli.sim.studies import MAX_REQUESTS, check_range
 from pdd.cli.sim.trace_flags import add_block_tokens, check_block_tokens, tell_doubts
 from pdd.cli.tables import WholeTable
 from pdd.core.errors import ConfigError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pdd.telemetry.events import EventSink
 
 _MAX_UNTIL_S = 365 * 86_400
+_LEAST_PACE = 1e-6
+"""Of requests a second, and of a trace: slower ones get nowhere in a year."""
 _DEFAULT_TOPOLOGY = "paper"
 
 
@@ -89,6 +92,7 @@ def run_simulation(args: argparse.Namespace) -> int:
     from pdd.cli.topology.file import load_simulated_topology
     from pdd.sim.report import summarize
     from pdd.sim.run import simulate
+    from pdd.sim.workload.conversations import WARM_UP_PREFIX
     from pdd.sim.workload.load import Changes, load_workload
     from pdd.sim.workload.traces import fitting
 
@@ -106,6 +110,10 @@ def run_simulation(args: argparse.Namespace) -> int:
     if whole.requests and not workload.requests:
         raise ConfigError(
             f"--workload {args.workload}: max_model_tokens = {topology.max_model_tokens} holds none of it"
+        )
+    if workload.requests and all(each.request_id.startswith(WARM_UP_PREFIX) for each in workload.requests):
+        raise ConfigError(
+            f"--workload {args.workload}: --until or max_model_tokens leaves nothing of it but the warm-up, and that is not measured"
         )
     began = monotonic()
     with ExitStack() as stack:
@@ -128,10 +136,11 @@ def run_simulation(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     if args.seed < 0:
         raise ConfigError(f"--seed {args.seed}: it must be 0 or more")
-    for flag in ("requests", "rate", "speed"):
+    check_range("--requests", args.requests, least=1, most=MAX_REQUESTS)
+    for flag in ("rate", "speed"):
         value = getattr(args, flag)
-        if value is not None and not (value > 0 and isfinite(value)):
-            raise ConfigError(f"--{flag} {value}: it must be more than 0, and finite")
+        if value is not None and not (value >= _LEAST_PACE and isfinite(value)):
+            raise ConfigError(f"--{flag} {value}: it must be at least {_LEAST_PACE:g}, and finite")
     check_block_tokens(args)
 
 

@@ -12,7 +12,7 @@ from pdd.core.errors import ConfigError
 
 _MAX_SEEDS = 100
 MAX_JOBS = 64
-_MAX_REQUESTS = 10_000_000
+MAX_REQUESTS = 10_000_000
 
 
 def add_extent(parser: argparse.ArgumentParser, *, seeds: int, requests: int) -> None:
@@ -33,9 +33,14 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
 
 def check_extent(args: argparse.Namespace) -> None:
     """Raises ConfigError if a flag is out of range."""
-    for flag, most in (("seeds", _MAX_SEEDS), ("requests", _MAX_REQUESTS), ("jobs", MAX_JOBS)):
-        if not 1 <= getattr(args, flag) <= most:
-            raise ConfigError(f"--{flag} {getattr(args, flag)}: it must be from 1 to {most}")
+    for flag, most in (("seeds", _MAX_SEEDS), ("requests", MAX_REQUESTS), ("jobs", MAX_JOBS)):
+        check_range(f"--{flag}", getattr(args, flag), least=1, most=most)
+
+
+def check_range(flag: str, number: int | None, *, least: int, most: int) -> None:
+    """Raises ConfigError if a flag's number is out of range; None is none."""
+    if number is not None and not least <= number <= most:
+        raise ConfigError(f"{flag} {number}: it must be from {least} to {most}")
 
 
 def tell_progress() -> Callable[[str], None]:

@@ -6,11 +6,13 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from pdd.core.errors import ConfigError
+from pdd.cli.sim.studies import check_range
 
 if TYPE_CHECKING:
     from pdd.sim.workload.base import Workload
     from pdd.sim.workload.trace.report import TraceReport
+
+_MAX_BLOCK_TOKENS = 1 << 20
 
 
 def add_block_tokens(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +27,7 @@ def add_block_tokens(parser: argparse.ArgumentParser) -> None:
 
 def check_block_tokens(args: argparse.Namespace) -> None:
     """Raises ConfigError if it is out of range."""
-    if args.trace_block_tokens is not None and args.trace_block_tokens < 1:
-        raise ConfigError(f"--trace-block-tokens {args.trace_block_tokens}: it must be at least 1")
+    check_range("--trace-block-tokens", args.trace_block_tokens, least=1, most=_MAX_BLOCK_TOKENS)
 
 
 def tell_doubts(workload: Workload) -> TraceReport | None:

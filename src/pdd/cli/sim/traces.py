@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from itertools import groupby
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,16 @@ from rich.text import Text
 
 from pdd.cli.options import Subparsers, add_json
 from pdd.cli.output import open_console, opened, print_json
-from pdd.cli.sim.studies import add_jobs, number, percent, plain_table, tell_progress
+from pdd.cli.sim.studies import (
+    MAX_JOBS,
+    MAX_REQUESTS,
+    add_jobs,
+    check_range,
+    number,
+    percent,
+    plain_table,
+    tell_progress,
+)
 from pdd.cli.sim.trace_flags import add_block_tokens, check_block_tokens, tell_doubts
 from pdd.cli.tables import WholeTable
 from pdd.core.errors import ConfigError
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
 
 _TOPOLOGY = "crossing"
 _LOADS = (0.3, 0.6, 0.9, 1.2)
+_LEAST_LOAD = 0.001
 _MAX_LOAD = 10.0
 _HEADINGS = (
     "  load",
@@ -120,13 +129,12 @@ def run_traces(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace, loads: Sequence[float]) -> None:
-    for flag, least in (("requests", 2), ("jobs", 1)):
-        if getattr(args, flag) < least:
-            raise ConfigError(f"--{flag} {getattr(args, flag)}: it must be at least {least}")
+    check_range("--requests", args.requests, least=2, most=MAX_REQUESTS)
+    check_range("--jobs", args.jobs, least=1, most=MAX_JOBS)
     check_block_tokens(args)
     for load in loads:
-        if not (isfinite(load) and 0 < load <= _MAX_LOAD):
-            raise ConfigError(f"--load {load}: it must be more than 0, and at most {_MAX_LOAD:g}")
+        if not _LEAST_LOAD <= load <= _MAX_LOAD:
+            raise ConfigError(f"--load {load}: it must be from {_LEAST_LOAD:g} to {_MAX_LOAD:g}")
     stems = [trace.stem for trace in args.traces]
     if len(set(stems)) < len(stems):
         raise ConfigError("two traces have the same name: their figures could not be told apart")

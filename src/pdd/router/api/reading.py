@@ -62,7 +62,7 @@ def _require_neutral(value: object, path: str, neutral: Neutral) -> None:
     if value is None or any(_equals(value, choice) for choice in neutral):
         return
     possible = " or ".join(shown(choice) for choice in (None, *neutral))
-    raise unsupported(path, f"{shown(value)} is not supported yet; leave it out or set it to {possible}")
+    raise unsupported(path, f"{shown(value)} is not supported; leave it out or set it to {possible}")
 
 
 def _equals(value: object, choice: object) -> bool:

@@ -61,7 +61,8 @@ def multiply(workload: Workload, factor: float) -> Workload:
         for number in range(copies)
         for request in spread.requests
     ]
-    return replace(workload, requests=tuple(sorted(mixed, key=lambda request: (request.arrival, request.request_id))))
+    # At one moment as in the trace: a turn never before the one that it follows.
+    return replace(workload, requests=tuple(sorted(mixed, key=lambda request: request.arrival)))
 
 
 def excerpt(workload: Workload, *, max_requests: int, warm_up_tokens_per_s: float) -> Excerpt:
@@ -78,10 +79,14 @@ def excerpt(workload: Workload, *, max_requests: int, warm_up_tokens_per_s: floa
     holders = _holders(past, played)
     warm_up, begin = _warm_up(holders, played, warm_up_tokens_per_s)
     first, last = played[0].arrival, played[-1].arrival
+    if first == last:
+        raise ConfigError(
+            f"workload {workload.name!r}: {len(played)} requests at one moment come at no rate; play more"
+        )
     return Excerpt(
         workload=replace(workload, requests=(*warm_up, *_resumed(played, begin - first))),
         num_requests=len(played),
-        duration=Seconds(max(last - first, 1e-3)),
+        duration=Seconds(last - first),
         new_tokens=sum(_new_tokens(holders, played)),
     )
 

@@ -69,6 +69,22 @@ def test_copies_share_no_text_and_are_in_different_parts_of_the_trace():
     assert len({each.prompt for each in first}) == 4
 
 
+def test_turns_of_one_moment_keep_their_order():
+    turns = [request(f"{n}", 5.0, [1], 2, f"{n + 1}" if n < 12 else None) for n in range(12, 0, -1)]
+    requests = multiply(Workload(name="burst", requests=tuple(turns)), 1.0).requests
+    asked: set[str] = set()
+    for each in requests:
+        assert each.after is None or each.after in asked
+        asked.add(each.request_id)
+
+
+def test_requests_of_one_moment_are_not_given_a_rate():
+    times = [*map(float, range(20)), *[30.0] * 9]
+    burst = Workload(name="burst", requests=tuple(request(f"{n}", at, [n], n + 100) for n, at in enumerate(times)))
+    with pytest.raises(ConfigError, match="9 requests at one moment come at no rate"):
+        excerpt(burst, max_requests=20, warm_up_tokens_per_s=_PACE)
+
+
 def test_what_the_played_part_shares_with_the_past_is_asked_about_first():
     played = excerpt(users(40), max_requests=10, warm_up_tokens_per_s=_PACE)
     warm_up, rest = split(played.workload)

@@ -182,8 +182,9 @@ def test_qwen_bailian_s_blocks_are_of_16_tokens_and_its_times_seconds(tmp_path):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("", "not a trace: neither JSON lines with timestamp, .* nor CSV with TIMESTAMP, "),
-        ("time,in,out\n1,2,3\n", "not a trace"),
+        ("", "it is empty"),
+        ("\n \n", "it is empty"),
+        ("time,in,out\n1,2,3\n", "not a trace: neither JSON lines with timestamp, .* nor CSV with TIMESTAMP, "),
         (
             "TIMESTAMP,ContextTokens\n",
             "CSV of the kind of Azure .*, without column GeneratedTokens; its columns: TIMESTAMP, Con",

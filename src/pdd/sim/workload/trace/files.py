@@ -28,6 +28,8 @@ def read_recording(path: Path, block_tokens: int | None) -> Recording:
     """
     file, doubts = str(path), Doubts()
     text = _text(path)
+    if not text.strip():
+        raise ConfigError(f"{file}: it is empty")
     if text.lstrip().startswith(("{", "[")):
         known = find_json(text, file)
         block_tokens = block_tokens or known.block_tokens or 1

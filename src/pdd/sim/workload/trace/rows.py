@@ -106,7 +106,7 @@ def wrong_ids(ids: Sequence[int], input_length: int, block_tokens: int) -> str |
         return None
     return (
         f"{len(ids)} ids for {input_length} tokens: with one for {block_tokens} tokens it must be "
-        f"{most - 1 or most} or {most}, or none; for blocks of another length give {BLOCK_TOKENS_FLAG}"
+        f"{f'{most - 1} or ' if most > 1 else ''}{most}, or none; for blocks of another length give {BLOCK_TOKENS_FLAG}"
     )
 
 
