@@ -23,6 +23,11 @@ SPECIAL = {
     name: {t.content: index for index, t in assets.tokenizer.get_added_tokens_decoder().items() if t.special}
     for name, assets in ASSETS.items()
 }
+KEPT = {
+    name: frozenset(c for c in map(chr, range(128)) if c in assets.tokenizer.decode(assets.tokenizer.encode(c).ids))
+    for name, assets in ASSETS.items()
+}
+"""A vocabulary may lack rare bytes, and then drops them."""
 MARKS = "".join(map(chr, (0xEFFFF, 0xF0000, 0xF0001, 0xF0002, 0xF0011, 0xF0012, 0xFFFFD, 0xE000)))
 
 ordinary = st.one_of(st.text(max_size=30), st.text(alphabet=f" \n<|im_end>{MARKS}aé漢😀1", max_size=40))
@@ -74,8 +79,7 @@ def test_whatever_a_message_says_the_only_special_tokens_are_the_templates(model
     ids = prompt_of(model, told)
     assert [i for i in ids if i in special] == [i for i in plainly(model, harmless) if i in special]
     decoded = ASSETS[model].tokenizer.decode(ids, skip_special_tokens=False)
-    # A vocabulary may lack a rare byte, and then drops it.
-    assert all(m.content in decoded for m in told if m.content.isascii()), "every letter of every message is there"
+    assert all(m.content in decoded for m in told if KEPT[model].issuperset(m.content)), "every letter is there"
 
 
 @pytest.mark.parametrize("model", MODELS)

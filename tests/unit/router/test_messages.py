@@ -85,7 +85,7 @@ def test_a_breakpoint_of_a_cache_that_is_not_ours_changes_nothing():
         (
             {"role": "assistant", "tool_calls": [{"id": "1"}]},
             ".tool_calls",
-            "not supported yet",
+            "is not supported; leave it out",
             "unsupported_parameter",
         ),
         ({"role": "user", "content": "x", "name": "n" * 257}, ".name", "at most 256", "invalid_value"),
