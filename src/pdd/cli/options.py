@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from pdd.cli.deploy.state import default_state_root
-from pdd.cli.given_text import as_text
+from pdd.cli.given_text import as_text, text
 from pdd.cli.quantities import Dimension, describe, parse_quantity
 from pdd.core.errors import ConfigError
 from pdd.core.topology import RouterTable
@@ -204,10 +204,11 @@ def router_url(text: str) -> str:
 
 
 def api_key(given: str) -> str:
-    """The type of a flag that takes a key: what a header may hold."""
-    if not (given.isascii() and given.isprintable()):
-        raise argparse.ArgumentTypeError("keys are of printable ASCII characters")
-    return given
+    """The type of a flag that takes a key, of which a header and a topology hold any text but white space and controls."""
+    key = text(given)
+    if not key.isprintable() or " " in key:
+        raise argparse.ArgumentTypeError("a key holds neither white space nor control characters")
+    return key
 
 
 def finite(given: str) -> float:
