@@ -181,4 +181,4 @@ def test_a_router_that_is_not_there_is_one_clear_line(capsys: pytest.CaptureFixt
     assert main(["ask", "hello", "--url", NOBODY]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == f"pdd: no router answers at {NOBODY}; `pdd up` starts one\n"
+    assert err == f"pdd: no router answers at {NOBODY}; `pdd up` starts one, `pdd status` says where one is\n"
