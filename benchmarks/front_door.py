@@ -27,6 +27,7 @@ _PAUSE_S = 0.002
 _BOMB_SIZE = 1024**3
 _CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
 _JSON = {"Content-Type": "application/json"}
+_GZIP = _JSON | {"Content-Encoding": "gzip"}
 
 _Attack = tuple[str, Mapping[str, str], bytes]
 """A path, headers and a body."""
@@ -64,9 +65,9 @@ def _topology() -> Topology:
 
 def _attacks() -> Iterator[tuple[str, _Attack]]:
     bomb = gzip.compress(b"a" * _BOMB_SIZE, compresslevel=9)
-    yield "1 MB of gzip that holds 1 GiB", (_CHAT, _JSON | {"Content-Encoding": "gzip"}, bomb)
+    yield "1 MB of gzip that holds 1 GiB", (_CHAT, _GZIP, bomb)
     file = gzip.compress(b"")
-    yield "8 MB of empty files of gzip", (_CHAT, _JSON | {"Content-Encoding": "gzip"}, file * (_SIZE // len(file)))
+    yield "8 MB of empty files of gzip", (_CHAT, _GZIP, file * (_SIZE // len(file)))
     yield "8 MB of emoji", _chat("\U0001f600", _SIZE // 4)
     yield "8 MB of escaped emoji", _chat(r"\ud83d\ude00", _SIZE // 12)
     yield "8 MB of special tokens", _chat("<|im_end|>", _SIZE // 10)

@@ -195,7 +195,7 @@ def router_url(text: str) -> str:
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-        (parts.hostname or "").encode("idna")
+        (parts.hostname or "").encode("idna")  # as whoever looks it up will do
     except ValueError:
         is_url = False
     if not is_url:
@@ -220,6 +220,12 @@ def finite(given: str) -> float:
     if not isfinite(number):
         raise argparse.ArgumentTypeError(f"{as_text(given)!r} is not a number")
     return number
+
+
+def check_range(flag: str, number: int | None, *, least: int, most: int) -> None:
+    """Raises ConfigError if a flag's number is out of range; None is none."""
+    if number is not None and not least <= number <= most:
+        raise ConfigError(f"{flag} {number}: it must be from {least} to {most}")
 
 
 def port(text: str) -> int:

@@ -12,7 +12,7 @@ from pdd.core.request import Role, Route
 from pdd.core.topology import SlaTable
 from pdd.core.units import Seconds
 from pdd.sim.result import Outcome, Reading, RequestSample, RunResult
-from pdd.sim.workload.conversations import WARM_UP_PREFIX
+from pdd.sim.workload.conversations import is_warm_up
 
 _PERCENTS = (50, 90, 99)
 _NUM_PERIODS = 20
@@ -51,18 +51,13 @@ def summarize(result: RunResult, sla: SlaTable) -> Figures:
 
 def without_warm_up(result: RunResult) -> RunResult:
     """As if the run had begun with the first request that is no warm-up. One of nothing else stays as it is."""
-    samples = tuple(sample for sample in result.samples if not is_warm_up(sample))
+    samples = tuple(sample for sample in result.samples if not is_warm_up(sample.request_id))
     if len(samples) in (0, len(result.samples)):
         return result
     begin = min(sample.sent_at for sample in samples)
     end = max(sample.sent_at + sample.ended_s for sample in samples)
     first = last_reading_before(result.readings, begin)
     return replace(result, samples=samples, readings=result.readings[first:], duration_s=Seconds(end - begin))
-
-
-def is_warm_up(sample: RequestSample) -> bool:
-    """Asked only so that caches hold what they would."""
-    return sample.request_id.startswith(WARM_UP_PREFIX)
 
 
 def last_reading_before(readings: Sequence[Reading], moment: float) -> int:

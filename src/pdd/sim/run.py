@@ -27,7 +27,7 @@ from pdd.sim.loop import run as run_on_virtual_time
 from pdd.sim.profile import HardwareProfile, ModelProfile, load_hardware, load_model
 from pdd.sim.result import Reading, RunResult
 from pdd.sim.script import Scripts
-from pdd.sim.workload.base import Workload
+from pdd.sim.workload.base import LONGEST, Workload
 from pdd.sim.world import World, build_world, running
 from pdd.telemetry.events import EventSink
 
@@ -35,8 +35,6 @@ _LOCAL_DELAY = Seconds(0.00002)
 _NUM_READINGS = 200
 _LEAST_READING_INTERVAL = Seconds(0.5)
 _COLLECTIONS = (200_000, 10, 10)
-_LONGEST = Seconds(366 * 86_400.0)
-"""From the beginning to the last arrival: every second of it is simulated."""
 _PATIENCE = Seconds(6 * 3600.0)
 """How long after the last arrival everything must be over."""
 
@@ -55,15 +53,15 @@ def simulate(
     """Runs ``workload`` to its end. ``trace`` gets every event of every request. ``seed`` draws what lines jitter.
 
     Raises:
-        ConfigError: the topology can't be simulated: a profile is missing, or an engine doesn't fit its chips.
+        ConfigError: the topology can't be simulated: a profile is missing, or an engine doesn't fit its chips. Or the
+            workload is empty, or lasts too long.
         PddError: a client got wrong tokens, or requests never ended: a bug in what is simulated.
     """
     if not workload.requests:
         raise ConfigError(f"workload {workload.name!r} has no requests")
-    last_arrival = max(request.arrival for request in workload.requests)
-    if not last_arrival <= _LONGEST:
+    if not workload.last_arrival <= LONGEST:
         raise ConfigError(
-            f"workload {workload.name!r} asks for {last_arrival / 86_400:.3g} days: at most {_LONGEST / 86_400:g} can be "
+            f"workload {workload.name!r} asks for {workload.last_arrival / 86_400:.3g} days: at most {LONGEST / 86_400:g} can be "
             f"simulated; let it ask more often, or cut it"
         )
     with _rare_collections():
@@ -121,7 +119,7 @@ class _Simulation:
 
 
 async def _run_clients(simulation: _Simulation, workload: Workload, progress: Progress | None) -> None:
-    last_arrival = max(request.arrival for request in workload.requests)
+    last_arrival = workload.last_arrival
     interval = max(_LEAST_READING_INTERVAL, last_arrival / _NUM_READINGS)
     async with asyncio.TaskGroup() as tasks:
         reader = tasks.create_task(_keep_reading(simulation, interval, progress), name="readings")

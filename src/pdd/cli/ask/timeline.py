@@ -164,12 +164,15 @@ def _column(at: Seconds, end: Seconds, columns: int) -> int:
 def _marks(end: Seconds, columns: int) -> list[tuple[int, str]]:
     """Columns and what is written there: every so many seconds, a round number, as often as there is room for it."""
     exponent = floor(log10(end)) - 1
-    marks: list[tuple[int, str]] = []
-    for step in (digit * 10.0**power for power in count(exponent) for digit in (1, 2, 5)):
-        moments = [index * step for index in range(min(_MOST_MARKS, int(end / step)) + 1)]
-        marks = [(_column(Seconds(at), end, columns), f"{at:g} s" if at else "0") for at in moments]
-        if len(moments) <= _MOST_MARKS and all(
-            before + len(mark) < after for (before, mark), (after, _) in pairwise(marks)
-        ):
-            break
-    return marks
+    steps = (digit * 10.0**power for power in count(exponent) for digit in (1, 2, 5))
+    every_step = (_marks_every(step, end, columns) for step in steps if end / step < _MOST_MARKS)
+    return next(filter(_are_apart, every_step))
+
+
+def _marks_every(step: float, end: Seconds, columns: int) -> list[tuple[int, str]]:
+    moments = [Seconds(index * step) for index in range(int(end / step) + 1)]
+    return [(_column(at, end, columns), f"{at:g} s" if at else "0") for at in moments]
+
+
+def _are_apart(marks: Iterable[tuple[int, str]]) -> bool:
+    return all(before + len(mark) < after for (before, mark), (after, _) in pairwise(marks))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from pdd.cli.options import Subparsers, add_json
+from pdd.cli.options import Subparsers, add_json, check_range
 from pdd.cli.output import EXIT_FAILURE, open_console, print_json
 from pdd.cli.progress import counting
-from pdd.cli.sim.studies import MAX_JOBS, add_jobs, check_range
+from pdd.cli.sim.studies import MAX_JOBS, add_jobs
 from pdd.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from rich.console import Console
 
-from pdd.cli.options import Subparsers, add_json, duration
+from pdd.cli.options import Subparsers, add_json, check_range, duration
 from pdd.cli.output import open_console, opened, print_json
 from pdd.cli.progress import counting
-from pdd.cli.sim.studies import MAX_REQUESTS, check_range
+from pdd.cli.sim.studies import MAX_REQUESTS
 from pdd.cli.sim.trace_flags import add_block_tokens, check_block_tokens, tell_doubts
 from pdd.cli.tables import WholeTable
 from pdd.core.errors import ConfigError
@@ -92,7 +92,7 @@ def run_simulation(args: argparse.Namespace) -> int:
     from pdd.cli.topology.file import load_simulated_topology
     from pdd.sim.report import summarize
     from pdd.sim.run import simulate
-    from pdd.sim.workload.conversations import WARM_UP_PREFIX
+    from pdd.sim.workload.conversations import is_warm_up
     from pdd.sim.workload.load import Changes, load_workload
     from pdd.sim.workload.traces import fitting
 
@@ -111,7 +111,7 @@ def run_simulation(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--workload {args.workload}: max_model_tokens = {topology.max_model_tokens} holds none of it"
         )
-    if workload.requests and all(each.request_id.startswith(WARM_UP_PREFIX) for each in workload.requests):
+    if workload.requests and all(is_warm_up(each.request_id) for each in workload.requests):
         raise ConfigError(
             f"--workload {args.workload}: --until or max_model_tokens leaves nothing of it but the warm-up, and that is not measured"
         )

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Callable
 from time import monotonic
 
+from pdd.cli.options import check_range
 from pdd.cli.output import open_console
 from pdd.cli.tables import WholeTable
-from pdd.core.errors import ConfigError
 
 _MAX_SEEDS = 100
 MAX_JOBS = 64
@@ -35,12 +35,6 @@ def check_extent(args: argparse.Namespace) -> None:
     """Raises ConfigError if a flag is out of range."""
     for flag, most in (("seeds", _MAX_SEEDS), ("requests", MAX_REQUESTS), ("jobs", MAX_JOBS)):
         check_range(f"--{flag}", getattr(args, flag), least=1, most=most)
-
-
-def check_range(flag: str, number: int | None, *, least: int, most: int) -> None:
-    """Raises ConfigError if a flag's number is out of range; None is none."""
-    if number is not None and not least <= number <= most:
-        raise ConfigError(f"{flag} {number}: it must be from {least} to {most}")
 
 
 def tell_progress() -> Callable[[str], None]:

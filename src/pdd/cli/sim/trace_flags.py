@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from pdd.cli.sim.studies import check_range
+from pdd.cli.options import check_range
 
 if TYPE_CHECKING:
     from pdd.sim.workload.base import Workload

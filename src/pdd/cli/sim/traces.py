@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from pdd.cli.options import Subparsers, add_json
+from pdd.cli.options import Subparsers, add_json, check_range
 from pdd.cli.output import open_console, opened, print_json
 from pdd.cli.sim.studies import (
     MAX_JOBS,
     MAX_REQUESTS,
     add_jobs,
-    check_range,
     number,
     percent,
     plain_table,

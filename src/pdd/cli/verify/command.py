@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from pdd.cli.options import Subparsers, add_json, add_topology
+from pdd.cli.options import Subparsers, add_json, add_topology, check_range
 from pdd.cli.output import EXIT_FAILURE, open_console, print_json
 from pdd.cli.progress import counting
 from pdd.cli.verify.cases import REFERENCE_TOKENS, count_requests
@@ -62,8 +62,7 @@ def run_verify(args: argparse.Namespace) -> int:
         ConfigError: a flag is out of range, or the topology is wrong.
         PddError: the deployment could not be started, or the unbroken engine failed.
     """
-    if not 1 <= args.prompts <= _MAX_PROMPTS:
-        raise ConfigError(f"--prompts {args.prompts}: it must be from 1 to {_MAX_PROMPTS}")
+    check_range("--prompts", args.prompts, least=1, most=_MAX_PROMPTS)
     if args.seed < 0:
         raise ConfigError(f"--seed {args.seed}: it must be 0 or more")
     from pdd.cli.deploy.launch import run_to_the_end

@@ -9,7 +9,6 @@ from itertools import pairwise
 from pdd.core.request import Role, Route
 from pdd.core.topology import SlaTable
 from pdd.sim.report import (
-    is_warm_up,
     is_within,
     last_reading_before,
     main_hit_rate,
@@ -18,6 +17,7 @@ from pdd.sim.report import (
     token_share,
 )
 from pdd.sim.result import Outcome, Reading, RequestSample, RunResult
+from pdd.sim.workload.conversations import is_warm_up
 
 SETTLING_SHARE = 0.1
 """Of all requests the first ones find an empty system; they are not measured."""
@@ -63,7 +63,7 @@ class Measures:
 def settled(samples: Sequence[RequestSample]) -> list[RequestSample]:
     """What is measured: neither warm-up nor those that found an empty system. In order of sending."""
     asked = sorted(
-        (sample for sample in samples if not is_warm_up(sample)),
+        (sample for sample in samples if not is_warm_up(sample.request_id)),
         key=lambda sample: (sample.sent_at, sample.request_id),
     )
     return asked[round(len(asked) * SETTLING_SHARE) :]

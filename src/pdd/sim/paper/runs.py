@@ -25,7 +25,7 @@ from pdd.sim.result import RequestSample
 from pdd.sim.run import simulate
 from pdd.sim.workload.arrivals import Arrivals
 from pdd.sim.workload.base import SimRequest, Workload
-from pdd.sim.workload.conversations import WARM_UP_PREFIX, ConversationSpec, Lengths, generate
+from pdd.sim.workload.conversations import ConversationSpec, Lengths, generate, is_warm_up
 from pdd.sim.workload.hits import SKEWED, HitBand, HitRates
 
 EVALUATION_ARRIVALS = Arrivals(requests_per_s=90.0, swing=0.7, mean_wave_s=Seconds(15.0), wave_shape=400.0)
@@ -141,8 +141,7 @@ def collapse_workload(num_requests: int, *, seed: int) -> Workload:
 
 
 def _directly_if_stem(request: SimRequest) -> SimRequest:
-    is_stem = request.request_id.startswith(WARM_UP_PREFIX)
-    return replace(request, steering=Steering(route=Route.DIRECT)) if is_stem else request
+    return replace(request, steering=Steering(route=Route.DIRECT)) if is_warm_up(request.request_id) else request
 
 
 def measure_run(job: RunJob) -> RunTable:
@@ -178,7 +177,7 @@ def held_at_main(workload: Workload, routes: Mapping[RequestId, Route | None]) -
         held[request.request_id] = before
         reaches = routes.get(request.request_id) in {Route.DIRECT, Route.RELAY}
         kept[request.request_id] = request.num_prompt_tokens + request.num_answer_tokens if reaches else before
-        if request.request_id.startswith(WARM_UP_PREFIX) and reaches:
+        if is_warm_up(request.request_id) and reaches:
             stems[token] = length
     return held
 

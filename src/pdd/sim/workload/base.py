@@ -19,6 +19,9 @@ Run = tuple[TokenId, int]
 
 SOLE_TENANT = TenantId("local")
 
+LONGEST = Seconds(366 * 86_400.0)
+"""From the beginning to the last arrival: every second of it is simulated."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimRequest:
@@ -54,6 +57,10 @@ class Workload:
     name: str
     requests: tuple[SimRequest, ...]
     report: TraceReport | None = None
+
+    @property
+    def last_arrival(self) -> Seconds:
+        return max(request.arrival for request in self.requests)
 
 
 def num_tokens(runs: Sequence[Run]) -> int:

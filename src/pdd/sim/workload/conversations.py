@@ -103,6 +103,11 @@ class ConversationSpec:
 WARM_UP_PREFIX = "stem-"
 
 
+def is_warm_up(request_id: RequestId) -> bool:
+    """Asked only so that caches hold what they would."""
+    return request_id.startswith(WARM_UP_PREFIX)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Turn:
     """What chance decided about one turn."""

@@ -69,7 +69,7 @@ def excerpt(workload: Workload, *, max_requests: int, warm_up_tokens_per_s: floa
     """At most ``max_requests`` from late in ``workload``, after a warm-up whose prompts come at the given pace.
 
     Raises:
-        ConfigError: nothing is asked so late.
+        ConfigError: too little is asked so late, or all of it at one moment.
     """
     entered_at = _ENTERED_AT * _span(_starts(workload.requests).values())
     past = [request for request in workload.requests if request.arrival < entered_at]

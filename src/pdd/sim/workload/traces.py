@@ -12,11 +12,11 @@ from pathlib import Path
 from pdd.core.errors import ConfigError
 from pdd.core.ids import RequestId
 from pdd.core.units import Seconds
-from pdd.sim.workload.base import SimRequest, Workload
+from pdd.sim.workload.base import LONGEST, SimRequest, Workload
 from pdd.sim.workload.trace.files import read_recording
 from pdd.sim.workload.trace.report import TraceReport
 from pdd.sim.workload.trace.requests import Link, find_links, note_prefixes, to_requests
-from pdd.sim.workload.trace.rows import LONGEST_NS, Recording, Row, TimeUnit
+from pdd.sim.workload.trace.rows import Recording, Row, TimeUnit
 from pdd.sim.workload.trace.times import likely_unit
 
 
@@ -35,7 +35,7 @@ def read_trace(path: Path, *, block_tokens: int | None = None) -> Workload:
     if recording.format.ids_name_prefixes:
         note_prefixes(rows, recording.doubts)
     looks_like = _likely_unit(recording, rows, links)
-    if rows[-1].at_ns - rows[0].at_ns > LONGEST_NS:
+    if rows[-1].at_ns - rows[0].at_ns > LONGEST * TimeUnit.SECONDS.ns:
         raise ConfigError(_too_long(path, recording.format.unit, looks_like))
     report = TraceReport(
         file=str(path),

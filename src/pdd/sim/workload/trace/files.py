@@ -28,9 +28,10 @@ def read_recording(path: Path, block_tokens: int | None) -> Recording:
     """
     file, doubts = str(path), Doubts()
     text = _text(path)
-    if not text.strip():
+    beginning = text.lstrip()
+    if not beginning:
         raise ConfigError(f"{file}: it is empty")
-    if text.lstrip().startswith(("{", "[")):
+    if beginning.startswith(("{", "[")):
         known = find_json(text, file)
         block_tokens = block_tokens or known.block_tokens or 1
         rows = tuple(read_json(text, known, block_tokens, file, doubts))

@@ -16,8 +16,6 @@ MOST_TOKENS = 1 << 24
 """Of a prompt or an answer: beyond every model, and what one machine can still spell out."""
 MOST_TIME = 10**20
 """Of a time, as written: nanoseconds since 1970 are far below."""
-LONGEST_NS = 366 * 86_400 * 10**9
-"""From a trace's first request to its last: every second of it is simulated."""
 BLOCK_TOKENS_FLAG = "--trace-block-tokens"
 
 
@@ -104,9 +102,10 @@ def wrong_ids(ids: Sequence[int], input_length: int, block_tokens: int) -> str |
     most = -(-input_length // block_tokens)
     if not ids or most - 1 <= len(ids) <= most:
         return None
+    right = f"{most - 1} or {most}" if most > 1 else f"{most}"
     return (
         f"{len(ids)} ids for {input_length} tokens: with one for {block_tokens} tokens it must be "
-        f"{f'{most - 1} or ' if most > 1 else ''}{most}, or none; for blocks of another length give {BLOCK_TOKENS_FLAG}"
+        f"{right}, or none; for blocks of another length give {BLOCK_TOKENS_FLAG}"
     )
 
 
