@@ -18,10 +18,10 @@ from pdd.cli.deploy.deployment import Deployment, run_deployment
 from pdd.cli.topology.check import block_tokens_of
 from pdd.cli.topology.file import load_topology
 from pdd.core.errors import Unavailable
+from pdd.core.replication import NodeStats
 from pdd.core.topology import Address, Topology
 from pdd.core.units import BitsPerSecond, Bytes, Seconds
 from pdd.engine.catalog import model_of
-from pdd.kvnode.base import NodeStats
 from pdd.kvnode.client import TcpNodeClient
 
 _PROMPT_TOKENS = 3000

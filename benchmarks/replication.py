@@ -19,10 +19,10 @@ from pdd.cli.topology.file import load_topology
 from pdd.core.blocks import BlockHash, block_hashes
 from pdd.core.ids import NodeId, OrderId, Salt, TokenId, WorkerId
 from pdd.core.kv_format import KvFormat
+from pdd.core.replication import ReplicationOrder
 from pdd.core.topology import Address, NodeTable, Topology
 from pdd.core.units import Bytes, Seconds
 from pdd.engine.catalog import model_of
-from pdd.kvnode.base import ReplicationOrder
 from pdd.kvnode.client import TcpNodeClient
 from pdd.kvnode.local import LocalNode
 

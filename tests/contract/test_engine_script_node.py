@@ -12,11 +12,11 @@ import pytest
 from pdd.core.blocks import block_hashes
 from pdd.core.errors import RemoteProtocolError
 from pdd.core.ids import NodeId, OrderId, Salt, WorkerId
+from pdd.core.replication import ReplicationOrder
 from pdd.core.request import GREEDY
 from pdd.core.topology import LOOPBACK, Address
 from pdd.core.units import Bytes, Seconds
 from pdd.engine.scripted.engine import Script, ScriptedEngine, scripted_answer
-from pdd.kvnode.base import ReplicationOrder
 from pdd.kvnode.client import TcpNodeClient
 from pdd.kvnode.local import LocalNode
 from pdd.kvnode.server import serve_node

@@ -13,8 +13,9 @@ import pytest
 from pdd.core.blocks import BlockHash
 from pdd.core.errors import BlocksLost, CapacityExhausted, ContextTooLong, NodeFailed
 from pdd.core.ids import NodeId, OrderId, PinId
+from pdd.core.replication import NodeStats, Pin, ReplicationOrder, ReplicationProgress
 from pdd.core.request import SendClass
-from pdd.kvnode.base import NodeClient, NodeStats, Pin, ReplicationOrder, ReplicationProgress
+from pdd.kvnode.base import NodeClient
 from tests.contract.node_factories import BLOCK_BYTES, CAPACITY, FACTORIES, A, B, NodesUnderTest
 from tests.support.kv_nodes import chain, last_progress, order, until_ready, watch
 

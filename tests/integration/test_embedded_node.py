@@ -8,9 +8,9 @@ import pytest
 
 from pdd.core.blocks import block_hashes
 from pdd.core.ids import NodeId, OrderId, Salt, WorkerId
+from pdd.core.replication import ReplicationOrder
 from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
-from pdd.kvnode.base import ReplicationOrder
 from pdd.kvnode.local import LocalNode
 from tests.support.embedded import SEEDED, generation, make_core, prompt, run
 from tests.support.kv_nodes import RunningNode, running_cluster

@@ -13,9 +13,9 @@ import pytest
 
 from pdd.core.errors import ContextTooLong, Incompatible, NodeFailed
 from pdd.core.ids import NodeId, PinId
+from pdd.core.replication import Pin
 from pdd.core.topology import Address
 from pdd.core.units import BytesPerSecond, Seconds
-from pdd.kvnode.base import Pin
 from pdd.kvnode.client import TcpNodeClient
 from pdd.kvnode.handshake import greet, hello
 from pdd.kvnode.receiver import watch_frames

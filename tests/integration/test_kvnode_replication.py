@@ -11,7 +11,7 @@ import pytest
 from pdd.core.errors import CapacityExhausted, ContextTooLong, Incompatible, NodeFailed
 from pdd.core.ids import NodeId, PinId
 from pdd.core.kv_format import abbreviate
-from pdd.kvnode.base import Pin
+from pdd.core.replication import Pin
 from pdd.kvnode.client import TcpNodeClient
 from tests.support.bad_line import bad_line
 from tests.support.kv_nodes import (

@@ -80,7 +80,7 @@ def test_both_engines_of_each_role_serve_and_everything_that_shows_them_shows_bo
         metrics = text_of(f"{url}/metrics")
         for name in sorted(ENGINES):
             assert f'pdd_worker_up{{role="{role_of(name)}",worker="{name}"}} 1.0' in metrics
-        assert 'pdd_line_rate_bytes_per_second{line="A-B"}' in metrics
+        assert 'pdd_link_rate_bytes_per_second{source="A",target="B"}' in metrics
         assert "pdd_conversations 12.0" in metrics
 
         shown = subprocess.run(

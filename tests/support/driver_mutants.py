@@ -612,7 +612,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "by the line's rate just now",
-            "self._lines.forecast(source, target).rate\n",
+            "self._links.view(source.site, target.site, self._clock.now()).rate\n",
             "_UNKNOWN_RATE\n",
             "test_driver_placement:test_a_line_that_is_slow_just_now_makes_a_prefix_dearer",
         ),

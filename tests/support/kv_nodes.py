@@ -12,9 +12,9 @@ from pathlib import Path
 from pdd.core.blocks import BlockHash, block_hashes
 from pdd.core.ids import NodeId, OrderId, Salt, WatchId, WorkerId
 from pdd.core.kv_format import DType, KvFormat, uniform_attention_format
+from pdd.core.replication import NodeStats, Readiness, ReplicationOrder, ReplicationProgress, Watch
 from pdd.core.topology import Address
 from pdd.core.units import Bytes, Seconds
-from pdd.kvnode.base import NodeStats, Readiness, ReplicationOrder, ReplicationProgress, Watch
 from pdd.kvnode.client import ClientSettings, TcpNodeClient
 from pdd.kvnode.local import LocalNode
 from pdd.kvnode.sender import LineSettings

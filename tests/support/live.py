@@ -26,12 +26,12 @@ from pdd.cli.deploy.state import Phase, RoleStatus
 from pdd.cli.deploy.supervisor import Timing
 from pdd.cli.topology.file import load_topology
 from pdd.core.errors import PddError
+from pdd.core.replication import NodeStats
 from pdd.core.request import Sampling
 from pdd.core.topology import LOOPBACK, Address, EngineKind, Topology
 from pdd.core.units import BitsPerSecond, Seconds
 from pdd.engine.catalog import find_model
 from pdd.engine.scripted.engine import scripted_answer
-from pdd.kvnode.base import NodeStats
 from pdd.kvnode.client import TcpNodeClient
 from pdd.transport.emulate_control import LinkRequest, LinkState, ask_link
 

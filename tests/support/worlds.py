@@ -168,7 +168,7 @@ def build_world(spec: WorldSpec, *, sink: EventSink | None = None) -> World:
         workers,
         kv_format=KV_FORMAT,
         clock=LoopClock(),
-        rates={frozenset(("A", "B")): spec.rate},
+        rates={("A", "B"): spec.rate, ("B", "A"): spec.rate},
         settings=spec.settings,
         on_command=lambda request, command: commands.append((request, command)),
         sink=sink,

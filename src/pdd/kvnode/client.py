@@ -13,10 +13,10 @@ from typing import Self
 from pdd.core.errors import Incompatible, LocalProtocolError, NodeFailed, RemoteProtocolError
 from pdd.core.ids import NodeId, NodeInstance, OrderId, PinId
 from pdd.core.kv_format import KvFormat
+from pdd.core.replication import NodeStats, Pin, Readiness, ReplicationOrder, ReplicationProgress, Watch
 from pdd.core.request import SendClass
 from pdd.core.topology import Address
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
-from pdd.kvnode.base import NodeStats, Pin, Readiness, ReplicationOrder, ReplicationProgress, Watch
 from pdd.kvnode.client_session import Failure, Session, Stream
 from pdd.kvnode.handshake import check_is_control, greet, hello
 from pdd.kvnode.receiver import watch_silence

@@ -14,10 +14,10 @@ from typing import Protocol, TypeVar
 from pdd.core.errors import LocalProtocolError, NodeFailed, PddError
 from pdd.core.ids import NodeId, OrderId, PinId, WatchId, WorkerId
 from pdd.core.kv_format import KvFormat
+from pdd.core.replication import NodeStats, Pin, Readiness, ReplicationOrder, ReplicationProgress, Watch
 from pdd.core.request import SendClass
 from pdd.core.units import Seconds
 from pdd.index.blocks import Owner
-from pdd.kvnode.base import NodeStats, Pin, Readiness, ReplicationOrder, ReplicationProgress, Watch
 from pdd.kvnode.failures import error_of
 from pdd.kvnode.memory_calls import OpenOrder, OpenWatch
 from pdd.kvnode.memory_lane import MemoryLane

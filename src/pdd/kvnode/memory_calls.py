@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable
 
 from pdd.core.ids import OrderId
+from pdd.core.replication import ReplicationProgress
 from pdd.index.blocks import Owner
-from pdd.kvnode.base import ReplicationProgress
 from pdd.kvnode.outflow import REPORT_INTERVAL, Outflow
 from pdd.protocol.orders import OrderFailure, OrderKey, Standing
 from pdd.protocol.peer import ErrorKind

@@ -174,7 +174,7 @@ FromTarget = OfferAnswer | Stored | Rejected | Deferred | Have | Want | Elsewher
 
 
 class PlaceOrder(_Message, frozen=True):
-    """``kvnode.base.ReplicationOrder`` on the wire."""
+    """``core.replication.ReplicationOrder`` on the wire."""
 
     order: Name
     target: Name
@@ -196,7 +196,7 @@ class CancelOrder(_Message, frozen=True):
 
 
 class StartWatch(_Message, frozen=True):
-    """``kvnode.base.Watch`` on the wire."""
+    """``core.replication.Watch`` on the wire."""
 
     watch: Name
     hashes: tuple[WireHash, ...]
@@ -210,7 +210,7 @@ class EndWatch(_Message, frozen=True):
 
 
 class PinBlocks(_Message, frozen=True):
-    """``kvnode.base.Pin`` on the wire; replaces the pin of this name."""
+    """``core.replication.Pin`` on the wire; replaces the pin of this name."""
 
     pin: Name
     hashes: tuple[WireHash, ...]
@@ -247,7 +247,7 @@ class ErrorKind(StrEnum):
 
 
 class OrderProgress(_Message, frozen=True):
-    """``kvnode.base.ReplicationProgress`` on the wire."""
+    """``core.replication.ReplicationProgress`` on the wire."""
 
     order: Name
     num_missing: int | None
@@ -268,7 +268,7 @@ class OrderFailed(_Message, frozen=True):
 
 
 class WatchReady(_Message, frozen=True):
-    """``kvnode.base.Readiness`` on the wire."""
+    """``core.replication.Readiness`` on the wire."""
 
     watch: Name
     num_ready: int
@@ -283,7 +283,7 @@ class WatchRefused(_Message, frozen=True):
 
 
 class StatsAnswer(_Message, frozen=True):
-    """``kvnode.base.NodeStats`` on the wire."""
+    """``core.replication.NodeStats`` on the wire."""
 
     request: int
     capacity_blocks: int

@@ -24,7 +24,7 @@ from pdd.kvnode.memory_line import Line, MemoryLine
 from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.router.clock import LoopClock
 from pdd.router.driver.service import CommandHook, Driver
-from pdd.router.driver.settings import DriverSettings, driver_settings, nominal_rates
+from pdd.router.driver.settings import DriverSettings, declared_rates, driver_settings
 from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.events import EventSink
 
@@ -93,7 +93,7 @@ def build_world(
         [_worker(table, engines, clients) for table in topology.engines],
         kv_format=kv_format,
         clock=clock or LoopClock(),
-        rates=nominal_rates(topology),
+        rates=declared_rates(topology),
         settings=settings or driver_settings(topology.router),
         on_command=on_command,
         sink=sink,

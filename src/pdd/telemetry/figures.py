@@ -1,4 +1,4 @@
-"""What a router's metrics are made of: the figures of its requests, workers, lines and nodes."""
+"""What a router's metrics are made of: the figures of its requests, workers, links and nodes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from pdd.core.ids import NodeId, WorkerId
-from pdd.core.request import Role, Route, SendClass
-from pdd.core.units import Bytes, BytesPerSecond, Seconds
+from pdd.belief.links import LinkReading
+from pdd.core.ids import WorkerId
+from pdd.core.replication import NodeStats
+from pdd.core.request import Role, Route
+from pdd.core.units import Bytes, Seconds
 from pdd.policy.admission import ShedReason
 
 
@@ -46,37 +48,6 @@ class RequestFigures(Protocol):
     def missing_blocks_at_main(self) -> int | None: ...
 
 
-class NodeFigures(Protocol):
-    """What is shown of a KV node; ``kvnode.base.NodeStats`` has it."""
-
-    @property
-    def node(self) -> NodeId: ...
-    @property
-    def capacity_blocks(self) -> int: ...
-    @property
-    def held_blocks(self) -> int: ...
-    @property
-    def leased_blocks(self) -> int: ...
-    @property
-    def pinned_blocks(self) -> int: ...
-    @property
-    def reserved_blocks(self) -> int: ...
-    @property
-    def writing_blocks(self) -> int: ...
-    @property
-    def orders(self) -> int: ...
-    @property
-    def watches(self) -> int: ...
-    @property
-    def sent_bytes(self) -> Mapping[str, int]: ...
-    @property
-    def received_bytes(self) -> Mapping[str, int]: ...
-    @property
-    def evictions(self) -> int: ...
-    @property
-    def digest_failures(self) -> int: ...
-
-
 class WorkerFigures(Protocol):
     """What is shown of a worker; ``router.driver.workers.worker.WorkerStatus`` has it."""
 
@@ -99,21 +70,12 @@ class WorkerFigures(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineFigures:
-    """What is believed of the line between two clusters, named in order of the alphabet."""
-
-    clusters: tuple[str, str]
-    rate: BytesPerSecond | None
-    backlog: Mapping[SendClass, Bytes]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterReading:
     """The state of a router at one moment. ``nodes`` are those that answer; ``shed`` counts since the beginning."""
 
-    nodes: Sequence[NodeFigures] = ()
+    nodes: Sequence[NodeStats] = ()
     workers: Sequence[WorkerFigures] = ()
-    lines: Sequence[LineFigures] = ()
+    links: Sequence[LinkReading] = ()
     num_served: int = 0
     num_queued: int = 0
     shed: Mapping[ShedReason, int] = field(default_factory=dict[ShedReason, int])

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pdd.core.replication import NodeStats
 from pdd.core.request import Role
 from pdd.policy.admission import ShedReason
-from pdd.telemetry.figures import NodeFigures, RouterReading, WorkerFigures
+from pdd.telemetry.figures import RouterReading, WorkerFigures
 
 
 class ScrapedState(Collector):
@@ -27,7 +28,7 @@ class ScrapedState(Collector):
         yield from _collect_requests(reading)
         yield from _collect_roles(reading.workers)
         yield from _collect_workers(reading.workers)
-        yield from _collect_lines(reading)
+        yield from _collect_links(reading)
         yield from _collect_nodes(reading.nodes)
 
 
@@ -85,30 +86,32 @@ def _collect_workers(workers: Sequence[WorkerFigures]) -> Iterator[Metric]:
     yield from (up, running, room, restarts, breaker)
 
 
-def _collect_lines(reading: RouterReading) -> Iterator[Metric]:
+def _collect_links(reading: RouterReading) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "pdd_wan_kv_bytes",
         "KV payload in bytes sent between clusters, also after the request that it was for had ended.",
         value=reading.wan_kv_bytes,
     )
     backlog = GaugeMetricFamily(
-        "pdd_line_backlog_bytes",
-        "KV payload that senders still have to send over a line between clusters, by class (normal, background).",
-        labels=("line", "class"),
+        "pdd_link_backlog_bytes",
+        "KV payload that senders still have to send over the link from one cluster to another, by class (normal, background).",
+        labels=("source", "target", "class"),
     )
     rate = GaugeMetricFamily(
-        "pdd_line_rate_bytes_per_second", "What the router believes that a line carries.", labels=("line",)
+        "pdd_link_rate_bytes_per_second",
+        "What the router believes that the link from one cluster to another carries.",
+        labels=("source", "target"),
     )
-    for line in reading.lines:
-        name = "-".join(line.clusters)
-        for send_class, size in line.backlog.items():
-            backlog.add_metric((name, send_class), size)
-        if line.rate is not None:
-            rate.add_metric((name,), line.rate)
+    for link in reading.links:
+        name = (link.source, link.target)
+        for send_class, size in link.backlog.items():
+            backlog.add_metric((*name, send_class), size)
+        if link.rate is not None:
+            rate.add_metric(name, link.rate)
     yield from (backlog, rate)
 
 
-def _collect_nodes(nodes: Sequence[NodeFigures]) -> Iterator[Metric]:
+def _collect_nodes(nodes: Sequence[NodeStats]) -> Iterator[Metric]:
     blocks = GaugeMetricFamily(
         "pdd_node_blocks",
         "Blocks of a KV node by state: capacity, held, leased (held and in use), pinned (held for a conversation), reserved, writing.",
@@ -136,7 +139,7 @@ def _collect_nodes(nodes: Sequence[NodeFigures]) -> Iterator[Metric]:
     yield from (blocks, work, traffic, mishaps)
 
 
-def _block_states(node: NodeFigures) -> Mapping[str, int]:
+def _block_states(node: NodeStats) -> Mapping[str, int]:
     return {
         "capacity": node.capacity_blocks,
         "held": node.held_blocks,

@@ -8,8 +8,8 @@ import pytest
 from pdd.core.blocks import BlockHash, block_hashes
 from pdd.core.errors import CapacityExhausted, ContextTooLong, NodeFailed
 from pdd.core.ids import NodeId, OrderId, Salt, WatchId, WorkerId
+from pdd.core.replication import Readiness, ReplicationOrder, ReplicationProgress, Watch
 from pdd.core.units import BytesPerSecond, Seconds
-from pdd.kvnode.base import Readiness, ReplicationOrder, ReplicationProgress, Watch
 from pdd.kvnode.memory import MemoryNode
 from pdd.kvnode.memory_line import MemoryLine
 from pdd.kvnode.memory_network import MemoryNetwork

@@ -12,9 +12,9 @@ import pytest
 from pdd.core.blocks import BlockHash
 from pdd.core.errors import NodeFailed
 from pdd.core.ids import OrderId, PinId, WorkerId
+from pdd.core.replication import Pin, Readiness, ReplicationOrder
 from pdd.core.request import SendClass
 from pdd.core.units import BytesPerSecond, Seconds
-from pdd.kvnode.base import Pin, Readiness, ReplicationOrder
 from pdd.kvnode.memory import ROUTER_PATIENCE
 from pdd.kvnode.memory_line import MemoryLine
 from pdd.kvnode.memory_network import MemoryNetwork

@@ -9,10 +9,10 @@ from typing import Any
 from pdd.core.blocks import BlockHash
 from pdd.core.errors import NodeFailed
 from pdd.core.ids import NodeId, PinId, WorkerId
+from pdd.core.replication import Pin
 from pdd.core.request import Role
 from pdd.core.topology import HealthTable
 from pdd.core.units import Seconds
-from pdd.kvnode.base import Pin
 from pdd.router.clock import LoopClock
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.conversations import Conversation, Conversations

@@ -8,8 +8,8 @@ import pytest
 
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId, NodeInstance
+from pdd.core.replication import NodeStats
 from pdd.core.units import Bytes
-from pdd.kvnode.base import NodeStats
 from pdd.router.driver.workers.directory import BlockDirectory
 
 NODE = NodeId("node")

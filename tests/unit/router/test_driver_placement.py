@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
+from pdd.belief.links import Links
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId, OrderId, WatchId, WorkerId
+from pdd.core.replication import ReplicationProgress, Watch
 from pdd.core.request import Role
 from pdd.core.topology import PlacementRule
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
-from pdd.kvnode.base import ReplicationProgress, Watch
 from pdd.kvnode.memory import MemoryNode
 from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.router.clock import LoopClock
 from pdd.router.driver.request.seats import RequestSeats
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfers.lines import LineBook
 from pdd.router.driver.workers.conversations import Conversation
 from pdd.router.driver.workers.directory import BlockDirectory
 from pdd.router.driver.workers.placement import Placement
@@ -67,15 +67,10 @@ class Stage:
             DriverSettings(),
             LoopClock(),
         )
-        self.lines = LineBook(
-            {frozenset(("A", "B")): WAN},
-            local_rate=BytesPerSecond(1e9),
-            block_bytes=BLOCK_BYTES,
-            clock=LoopClock(),
-        )
+        self.links = Links({("A", "B"): WAN}, local_rate=BytesPerSecond(1e9), block_bytes=BLOCK_BYTES)
         self.directory = BlockDirectory(self.pool.node_stats)
         self.placement = Placement(
-            self.pool, self.directory, self.lines, rule=rule, block_bytes=BLOCK_BYTES, clock=LoopClock()
+            self.pool, self.directory, self.links, rule=rule, block_bytes=BLOCK_BYTES, clock=LoopClock()
         )
 
     def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -266,9 +261,9 @@ def test_a_line_that_is_slow_just_now_makes_a_prefix_dearer() -> None:
         assert seat.worker.name == "m0", "two blocks are a fifth of a second"
         stage.pool.release(seat)
         for second in range(4):
-            stage.lines.record(
-                stage.pool.worker(WorkerId("p0")),
-                stage.pool.worker(WorkerId("m0")),
+            stage.links.record(
+                stage.pool.worker(WorkerId("p0")).site,
+                stage.pool.worker(WorkerId("m0")).site,
                 ReplicationProgress(
                     order=OrderId("o"),
                     num_missing=1000,
@@ -278,6 +273,7 @@ def test_a_line_that_is_slow_just_now_makes_a_prefix_dearer() -> None:
                     backlog=Bytes(1000 * BLOCK_BYTES),
                     done=False,
                 ),
+                now=LoopClock().now(),
                 all_there=True,
             )
             await asyncio.sleep(1.0)

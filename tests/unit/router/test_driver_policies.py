@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from pdd.core.errors import BlocksLost
+from pdd.core.replication import ReplicationOrder, ReplicationProgress
 from pdd.core.request import HandoffMode, Role, Route
 from pdd.core.topology import FilterRule, PolicyTable, RouteRule
 from pdd.core.units import Seconds
-from pdd.kvnode.base import ReplicationOrder, ReplicationProgress
 from pdd.kvnode.memory import MemoryNode
 from pdd.protocol import relay
 from pdd.router.base import Steering

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from pdd.core.errors import CapacityExhausted
+from pdd.core.replication import ReplicationOrder
 from pdd.core.request import Generation, Role, Route, SendClass
 from pdd.core.topology import AdmissionTable
 from pdd.core.units import Seconds
-from pdd.kvnode.base import ReplicationOrder
 from pdd.protocol import relay
 from pdd.router.base import Steering, TokenRequest
 from pdd.sim.loop import run

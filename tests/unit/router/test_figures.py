@@ -35,7 +35,7 @@ def test_a_simulated_router_feeds_the_same_metrics_as_a_live_one() -> None:
         assert value(metrics, "pdd_wan_kv_bytes_total") == world.driver.wan_kv_bytes > 0
         assert value(metrics, "pdd_conversations") == 3
         assert value(metrics, "pdd_worker_breaker", worker="prefill-0", role="prefill", state="closed") == 1
-        assert value(metrics, "pdd_line_rate_bytes_per_second", line="A-B") == world.spec.rate
+        assert value(metrics, "pdd_link_rate_bytes_per_second", source="A", target="B") == world.spec.rate
 
     run(main())
 
@@ -68,10 +68,11 @@ def test_a_reading_counts_who_is_served_who_waits_and_what_the_line_owes() -> No
             reading = read_router(world.driver)
             assert (reading.num_served, reading.num_queued) == (2, 1)
             assert {worker.role: worker.up for worker in reading.workers} == dict.fromkeys(Role, True)
-            (line,) = reading.lines
-            assert line.clusters == ("A", "B")
-            assert line.backlog[SendClass.NORMAL] > 0
-            assert line.backlog[SendClass.BACKGROUND] == 0
+            link, back = reading.links
+            assert (link.source, link.target, back.source, back.target) == ("A", "B", "B", "A")
+            assert link.backlog[SendClass.NORMAL] > 0
+            assert link.backlog[SendClass.BACKGROUND] == 0
+            assert not any(back.backlog.values()), "each direction is a link of its own"
 
     run(main())
 

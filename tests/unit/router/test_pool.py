@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
+from pdd.belief.links import Links
 from pdd.core.errors import Incompatible, NodeFailed, PddError, Unavailable
 from pdd.core.ids import NodeId, WorkerId
+from pdd.core.replication import NodeStats
 from pdd.core.request import Generation, Role, TokenSpan
 from pdd.core.topology import HealthTable, PlacementRule
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.engine.base import EngineInfo
 from pdd.engine.noise import SAMPLING_VERSION
-from pdd.kvnode.base import NodeStats
 from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.policy.health import BreakerState
 from pdd.router.clock import LoopClock
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfers.lines import LineBook
 from pdd.router.driver.workers.agreement import Agreement
 from pdd.router.driver.workers.directory import BlockDirectory
 from pdd.router.driver.workers.placement import Placement
@@ -64,11 +64,11 @@ class SwitchedEngine:
 
 
 def place_by_load(pool: Pool) -> Placement:
-    lines = LineBook({}, local_rate=BytesPerSecond(1e9), block_bytes=Bytes(1), clock=LoopClock())
+    links = Links({}, local_rate=BytesPerSecond(1e9), block_bytes=Bytes(1))
     return Placement(
         pool,
         BlockDirectory(pool.node_stats),
-        lines,
+        links,
         rule=PlacementRule.LEAST_LOADED,
         block_bytes=Bytes(1),
         clock=LoopClock(),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from pdd.core.ids import OrderId, WorkerId
+from pdd.core.replication import ReplicationProgress
 from pdd.core.request import SendClass
 from pdd.core.units import Bytes
-from pdd.kvnode.base import ReplicationProgress
 from pdd.router.clock import LoopClock
 from pdd.router.driver.transfers.standstill import Standstill
 from pdd.sim.loop import run
@@ -42,9 +42,10 @@ def owing(*, backlog: int = 0, background: int = 0) -> ReplicationProgress:
 
 async def waited(world: World, transfer: FakeTransfer, progress: ReplicationProgress) -> float:
     source, target = (world.driver.pool.worker(WorkerId(name)) for name in ("prefill-0", "main_decode-0"))
-    lines = world.driver.lines
-    lines.record(source, target, progress, all_there=True, send_class=SendClass.BACKGROUND)
-    standstill = Standstill(source, target, pool=world.driver.pool, lines=lines, clock=LoopClock(), settings=SETTINGS)
+    links = world.driver.links
+    now = LoopClock().now()
+    links.record(source.site, target.site, progress, now=now, all_there=True, send_class=SendClass.BACKGROUND)
+    standstill = Standstill(source, target, pool=world.driver.pool, links=links, clock=LoopClock(), settings=SETTINGS)
     begun = asyncio.get_running_loop().time()
     assert await standstill.come(transfer)
     return asyncio.get_running_loop().time() - begun

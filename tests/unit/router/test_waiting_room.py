@@ -12,10 +12,10 @@ import pytest
 
 from pdd.core.errors import CapacityExhausted, ContextTooLong, PddError, TenantOverLimit, Unavailable
 from pdd.core.ids import RequestId, TenantId
+from pdd.core.replication import Readiness, Watch
 from pdd.core.request import Role
 from pdd.core.topology import AdmissionTable
 from pdd.core.units import Seconds
-from pdd.kvnode.base import Readiness, Watch
 from pdd.kvnode.memory import MemoryNode
 from pdd.policy.admission import ShedReason
 from pdd.router.base import TokenRequest

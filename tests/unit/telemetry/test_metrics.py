@@ -5,13 +5,14 @@ from enum import StrEnum
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from pdd.belief.links import LinkReading
 from pdd.core.ids import NodeId, NodeInstance, WorkerId
+from pdd.core.replication import NodeStats
 from pdd.core.request import Role, Route, SendClass
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
-from pdd.kvnode.base import NodeStats
 from pdd.policy.admission import ShedReason
 from pdd.router.base import RequestReport
-from pdd.telemetry.figures import LineFigures, RouterReading
+from pdd.telemetry.figures import RouterReading
 from pdd.telemetry.metrics import Outcome, RouterMetrics
 
 STATS = NodeStats(
@@ -148,18 +149,27 @@ def test_workers_are_shown_one_by_one_and_by_role():
     assert value(metrics, "pdd_worker_breaker", worker="p2", role="prefill", state="closed") == 1
 
 
-def test_lines_show_what_they_owe_by_class_and_what_is_believed_of_them():
-    known = LineFigures(
-        clusters=("A", "B"),
+def test_links_show_what_they_owe_by_class_and_what_is_believed_of_them():
+    known = LinkReading(
+        source="A",
+        target="B",
         rate=BytesPerSecond(2.5e6),
         backlog={SendClass.NORMAL: Bytes(100), SendClass.BACKGROUND: Bytes(900)},
     )
-    unknown = LineFigures(clusters=("A", "C"), rate=None, backlog={})
-    metrics = RouterMetrics(lambda: RouterReading(lines=[known, unknown]))
-    assert samples(metrics)["pdd_line_backlog_bytes", frozenset({("line", "A-B"), ("class", "background")})] == 900
-    assert samples(metrics)["pdd_line_backlog_bytes", frozenset({("line", "A-B"), ("class", "normal")})] == 100
-    assert value(metrics, "pdd_line_rate_bytes_per_second", line="A-B") == 2.5e6
-    assert value(metrics, "pdd_line_rate_bytes_per_second", line="A-C") is None
+    unknown = LinkReading(source="A", target="C", rate=None, backlog={})
+    metrics = RouterMetrics(lambda: RouterReading(links=[known, unknown]))
+    assert (
+        samples(metrics)[
+            "pdd_link_backlog_bytes", frozenset({("source", "A"), ("target", "B"), ("class", "background")})
+        ]
+        == 900
+    )
+    assert (
+        samples(metrics)["pdd_link_backlog_bytes", frozenset({("source", "A"), ("target", "B"), ("class", "normal")})]
+        == 100
+    )
+    assert value(metrics, "pdd_link_rate_bytes_per_second", source="A", target="B") == 2.5e6
+    assert value(metrics, "pdd_link_rate_bytes_per_second", source="A", target="C") is None
 
 
 def test_the_line_of_requests_shows_who_waits_and_who_was_turned_away():

@@ -26,7 +26,7 @@ from pdd.router.api.tenants import Tenants
 from pdd.router.clock import LoopClock
 from pdd.router.driver.figures import read_router
 from pdd.router.driver.service import Driver
-from pdd.router.driver.settings import driver_settings, nominal_rates
+from pdd.router.driver.settings import declared_rates, driver_settings
 from pdd.router.driver.workers.agreement import Agreement
 from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.events import EventSink
@@ -49,7 +49,7 @@ async def main(context: RoleContext) -> None:
             await _connect_workers(topology, nodes, held),
             kv_format=kv_format,
             clock=clock,
-            rates=nominal_rates(topology),
+            rates=declared_rates(topology),
             settings=driver_settings(table),
             agreement=Agreement(model=model.name, max_model_tokens=topology.max_model_tokens, kv_format=kv_format),
             sink=await _open_trace(table, clock, held),

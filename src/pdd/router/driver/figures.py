@@ -11,7 +11,7 @@ def read_router(driver: Driver) -> RouterReading:
     return RouterReading(
         nodes=tuple(driver.pool.node_stats.values()),
         workers=driver.pool.status(),
-        lines=driver.lines.readings(),
+        links=driver.links.readings(driver.now),
         num_served=driver.room.num_running,
         num_queued=driver.room.num_waiting,
         shed=driver.room.shed,

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
+from pdd.belief.links import DeclaredRates, Links
 from pdd.core.clock import Clock
 from pdd.core.errors import LocalProtocolError, Unavailable
 from pdd.core.kv_format import KvFormat
@@ -19,10 +20,9 @@ from pdd.router.base import TokenRequest
 from pdd.router.driver.request.answer import RunningAnswer
 from pdd.router.driver.request.report import Reporter
 from pdd.router.driver.request.run import CommandHook, RequestRun, Surroundings
-from pdd.router.driver.settings import DriverSettings, NominalRates
+from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.traffic import Traffic
 from pdd.router.driver.transfers.desk import TransferDesk
-from pdd.router.driver.transfers.lines import LineBook
 from pdd.router.driver.waiting_room import Place, WaitingRoom
 from pdd.router.driver.workers.agreement import Agreement
 from pdd.router.driver.workers.conversations import Conversations
@@ -47,7 +47,7 @@ class Driver:
         *,
         kv_format: KvFormat,
         clock: Clock,
-        rates: NominalRates | None = None,
+        rates: DeclaredRates | None = None,
         settings: DriverSettings | None = None,
         agreement: Agreement | None = None,
         on_command: CommandHook | None = None,
@@ -60,25 +60,23 @@ class Driver:
         self.pool = Pool(workers, settings, clock, agreement=agreement, sink=sink)
         self.room = WaitingRoom(settings, clock)
         self._settings = settings
-        self.lines = lines = LineBook(
-            rates or {}, local_rate=settings.local_rate, block_bytes=kv_format.block_bytes, clock=clock
-        )
+        self.links = links = Links(rates or {}, local_rate=settings.local_rate, block_bytes=kv_format.block_bytes)
         directory = BlockDirectory(self.pool.node_stats)
         self._pins = PinBoard(self.pool, settings, clock)
         self.conversations = Conversations(self._pins, clock, ttl=settings.policy.conversation_ttl_s)
         placement = Placement(
             self.pool,
             directory,
-            lines,
+            links,
             rule=settings.policy.placement,
             block_bytes=kv_format.block_bytes,
             clock=clock,
         )
-        self._desk = TransferDesk(pool=self.pool, lines=lines, directory=directory, clock=clock, settings=settings)
+        self._desk = TransferDesk(pool=self.pool, links=links, directory=directory, clock=clock, settings=settings)
         self._shared = Surroundings(
             pool=self.pool,
             desk=self._desk,
-            lines=lines,
+            links=links,
             directory=directory,
             conversations=self.conversations,
             placement=placement,
@@ -93,6 +91,11 @@ class Driver:
         self._sink = sink
         self._tasks: asyncio.TaskGroup | None = None
         self._open: dict[RunningAnswer, Place] = {}
+
+    @property
+    def now(self) -> Seconds:
+        """On the driver's clock."""
+        return self._shared.clock.now()
 
     @property
     def num_open(self) -> int:

@@ -1,16 +1,14 @@
-"""What an operator may set about the driver, and the line rates that it assumes before anything was measured."""
+"""What an operator may set about the driver, and the link rates that it assumes before anything was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pdd.belief.links import DeclaredRates
 from pdd.core.ids import TenantId
 from pdd.core.topology import AdmissionTable, HealthTable, PolicyTable, RouterTable, Topology
 from pdd.core.units import BytesPerSecond, Seconds, bytes_per_second
-
-NominalRates = Mapping[frozenset[str], BytesPerSecond]
-"""The rate of each line, by the two clusters that it joins."""
 
 _LOCAL_RATE = BytesPerSecond(1.25e9)
 
@@ -75,6 +73,10 @@ def driver_settings(table: RouterTable) -> DriverSettings:
     )
 
 
-def nominal_rates(topology: Topology) -> dict[frozenset[str], BytesPerSecond]:
-    """What the topology says about its lines."""
-    return {frozenset(link.clusters): bytes_per_second(link.rate_bits_per_s) for link in topology.links}
+def declared_rates(topology: Topology) -> DeclaredRates:
+    """What the topology says about its links: each direction has the full rate."""
+    rates: dict[tuple[str, str], BytesPerSecond] = {}
+    for link in topology.links:
+        one, other = link.clusters
+        rates[one, other] = rates[other, one] = bytes_per_second(link.rate_bits_per_s)
+    return rates

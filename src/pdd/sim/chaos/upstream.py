@@ -11,11 +11,12 @@ from typing import TypeVar
 
 from pdd.core.errors import CapacityExhausted, NodeFailed, Unavailable, WorkerFailed
 from pdd.core.ids import NodeId, OrderId, PinId, WorkerId
+from pdd.core.replication import NodeStats, Pin, Readiness, ReplicationOrder, ReplicationProgress, Watch
 from pdd.core.request import Generation, SendClass, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.engine.scripted.engine import ScriptedEngine
-from pdd.kvnode.base import NodeClient, NodeStats, Pin, Readiness, ReplicationOrder, ReplicationProgress, Watch
+from pdd.kvnode.base import NodeClient
 from pdd.router.driver.patience import expire
 
 _Item = TypeVar("_Item")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pdd.belief.links import QUIET_AFTER, Links
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import HandoffMode, Role, Route
 from pdd.core.topology import FilterRule, RouteRule
@@ -18,7 +19,6 @@ from pdd.router.driver.request.seats import RequestSeats
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.traffic import Traffic
 from pdd.router.driver.transfers.kv_paths import KvPaths
-from pdd.router.driver.transfers.lines import QUIET_AFTER, LineBook
 from pdd.router.driver.workers.conversations import Conversation
 from pdd.router.driver.workers.directory import BlockDirectory
 from pdd.router.driver.workers.pool import Pool
@@ -44,7 +44,7 @@ class Prospects:
         seats: RequestSeats,
         conversation: Conversation | None,
         pool: Pool,
-        lines: LineBook,
+        links: Links,
         directory: BlockDirectory,
         traffic: Traffic,
         kv_format: KvFormat,
@@ -55,7 +55,7 @@ class Prospects:
         self._seats = seats
         self._conversation = conversation
         self._pool = pool
-        self._lines = lines
+        self._links = links
         self._directory = directory
         self._traffic = traffic
         self._block_bytes = kv_format.block_bytes
@@ -90,7 +90,7 @@ class Prospects:
             missing -= self._directory.prefix_at(main.worker.node.node, hashes)
         backlog, num_orders, rate = Bytes(0), 0, None
         if prefill is not None and main is not None:
-            forecast = self._lines.forecast(prefill.worker, main.worker)
+            forecast = self._links.view(prefill.worker.site, main.worker.site, self._pool.clock.now())
             backlog, num_orders, rate = forecast.backlog, forecast.num_orders, forecast.rate
         size = Bytes(missing * self._block_bytes)
         return self._view(missing=size, backlog=Bytes(backlog + size), num_others=num_orders, rate=rate)
@@ -150,7 +150,7 @@ class Prospects:
         missing_bytes = None if missing is None else Bytes(missing * self._block_bytes)
         if transfer is None:
             return self._view(missing=missing_bytes, backlog=Bytes(0), num_others=0, rate=None)
-        forecast = self._lines.forecast(transfer.spec.source, transfer.spec.target)
+        forecast = self._links.view(*transfer.spec.ends, self._pool.clock.now())
         rate = forecast.rate
         if rate is not None and transfer.idle >= QUIET_AFTER:
             # The line book knows of a silence once the source has said what is lacked; one that says nothing is silent, too.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from pdd.belief.links import Links
 from pdd.core.blocks import BlockChain
 from pdd.core.clock import Clock
 from pdd.core.errors import PddError, Unavailable
@@ -33,7 +34,6 @@ from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.traffic import Traffic
 from pdd.router.driver.transfers.desk import TransferDesk
 from pdd.router.driver.transfers.kv_paths import KvPaths
-from pdd.router.driver.transfers.lines import LineBook
 from pdd.router.driver.waiting_room import WaitingRoom
 from pdd.router.driver.workers.conversations import Conversations
 from pdd.router.driver.workers.directory import BlockDirectory
@@ -54,7 +54,7 @@ class Surroundings:
 
     pool: Pool
     desk: TransferDesk
-    lines: LineBook
+    links: Links
     directory: BlockDirectory
     conversations: Conversations
     placement: Placement
@@ -117,7 +117,7 @@ class RequestRun:
             seats=self._seats,
             conversation=self._conversation,
             pool=shared.pool,
-            lines=shared.lines,
+            links=shared.links,
             directory=shared.directory,
             traffic=shared.traffic,
             kv_format=shared.kv_format,

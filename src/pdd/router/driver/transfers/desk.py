@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Iterator
 from functools import partial
 
+from pdd.belief.links import Links
 from pdd.core.clock import Clock
 from pdd.core.errors import LocalProtocolError
 from pdd.core.ids import NodeId
 from pdd.core.units import Bytes
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfers.lines import LineBook
 from pdd.router.driver.transfers.room_line import RoomLine
 from pdd.router.driver.transfers.spec import TransferListener, TransferSpec, TransferState
 from pdd.router.driver.transfers.transfer import Transfer
@@ -27,11 +27,11 @@ class TransferDesk:
     """Runs all transfers of a router, those of open requests and those that outlived theirs."""
 
     def __init__(
-        self, *, pool: Pool, lines: LineBook, directory: BlockDirectory, clock: Clock, settings: DriverSettings
+        self, *, pool: Pool, links: Links, directory: BlockDirectory, clock: Clock, settings: DriverSettings
     ) -> None:
         self._pool = pool
         self._directory = directory
-        self._lines = lines
+        self._links = links
         self._clock = clock
         self._settings = settings
         self._tasks: asyncio.TaskGroup | None = None
@@ -63,7 +63,7 @@ class TransferDesk:
             spec,
             listener,
             pool=self._pool,
-            lines=self._lines,
+            links=self._links,
             room=self._room_at(spec.target),
             make_room=partial(self._make_room, spec.target.node.node),
             clock=self._clock,

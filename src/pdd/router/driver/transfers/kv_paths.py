@@ -216,7 +216,7 @@ class KvPaths:
         """
         relay_path = self._latest.get(Role.RELAY_DECODE)
         again = Role.MAIN_DECODE in self._latest and target is Role.MAIN_DECODE and self._prefilled
-        if again and relay_path is not None and relay_path.holds_all:
+        if again and relay_path is not None and relay_path.state is TransferState.READY and not relay_path.released:
             return relay_path.spec.target
         if self._source is None:
             seat = self._seats.take(Role.PREFILL)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId
 from pdd.core.request import Role, SendClass
+from pdd.core.view import Site
 from pdd.router.driver.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class TransferSpec:
     def nodes(self) -> tuple[NodeId, NodeId]:
         """At which it holds something."""
         return (self.source.node.node, self.target.node.node)
+
+    @property
+    def ends(self) -> tuple[Site, Site]:
+        """Of the link that it goes over."""
+        return (self.source.site, self.target.site)
 
     @property
     def is_local(self) -> bool:

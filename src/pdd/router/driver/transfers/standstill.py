@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from pdd.belief.links import Links
 from pdd.core.clock import Clock
 from pdd.core.units import Seconds
+from pdd.core.view import LinkView
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfers.lines import Forecast, LineBook
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.worker import Worker
 
@@ -41,12 +42,12 @@ class Standstill:
     """One per transfer. ``moved`` whenever something arrives; ``come`` once, when every block should be at the source."""
 
     def __init__(
-        self, source: Worker, target: Worker, *, pool: Pool, lines: LineBook, clock: Clock, settings: DriverSettings
+        self, source: Worker, target: Worker, *, pool: Pool, links: Links, clock: Clock, settings: DriverSettings
     ) -> None:
         self._source = source
         self._target = target
         self._pool = pool
-        self._lines = lines
+        self._links = links
         self._clock = clock
         self._settings = settings
         self._moved_at = clock.now()
@@ -67,7 +68,7 @@ class Standstill:
             if self._moved_at != waiting_since:
                 waiting_since, queue_patience = self._moved_at, Seconds(0.0)
             # The longest queue since the last block counts: it shrinks while this transfer waits for its turn.
-            forecast = self._lines.forecast(self._source, self._target)
+            forecast = self._links.view(self._source.site, self._target.site, self._clock.now())
             queue_patience = max(queue_patience, self._queue_patience(forecast))
             left = self._patience_left(transfer, queue_patience, forecast)
             if left <= 0 and not transfer.refused:
@@ -84,10 +85,10 @@ class Standstill:
         await self._clock.sleep(time)
         return Seconds(self._clock.now() - asleep_at - time)
 
-    def _patience_left(self, transfer: Subject, queue_patience: Seconds, forecast: Forecast) -> Seconds:
+    def _patience_left(self, transfer: Subject, queue_patience: Seconds, forecast: LinkView) -> Seconds:
         """Until nothing has arrived for too long, of nobody; or until others were served and this one passed over for too long."""
         settings, now = self._settings, self._clock.now()
-        line_moved_at = max(self._moved_at, self._lines.moved_at(self._source, self._target))
+        line_moved_at = max(self._moved_at, self._links.moved_at(self._source.site, self._target.site))
         if transfer.demoted:
             # Others go first, also of its own class: that it gets nothing says nothing while the line delivers anything.
             has_work = forecast.backlog + forecast.background_backlog > 0
@@ -103,7 +104,7 @@ class Standstill:
         own_patience = max(node_patience, queue_patience, line_patience)
         return Seconds(min(line_moved_at + line_patience, self._moved_at + own_patience) - now)
 
-    def _queue_patience(self, forecast: Forecast) -> Seconds:
+    def _queue_patience(self, forecast: LinkView) -> Seconds:
         """Others may be served first, but not for longer than twice all that the line owes."""
         queue_s = forecast.backlog / forecast.measured_rate if forecast.measured_rate else 0.0
         return Seconds(min(2 * queue_s, self._settings.max_queue_patience))

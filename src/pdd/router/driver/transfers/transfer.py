@@ -12,15 +12,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 
+from pdd.belief.links import Links
 from pdd.core.clock import Clock
 from pdd.core.errors import BlocksLost, CapacityExhausted, ContextTooLong, Incompatible, NodeFailed, PddError
 from pdd.core.ids import NodeInstance, OrderId, WatchId
+from pdd.core.replication import ReplicationOrder, ReplicationProgress, Watch
 from pdd.core.request import SendClass
 from pdd.core.units import Bytes, Seconds
-from pdd.kvnode.base import ReplicationOrder, ReplicationProgress, Watch
 from pdd.router.driver.patience import Patience, closing_within
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfers.lines import LineBook
 from pdd.router.driver.transfers.room_line import RoomLine
 from pdd.router.driver.transfers.spec import TransferListener, TransferSpec, TransferState
 from pdd.router.driver.transfers.standstill import Standstill
@@ -38,7 +38,7 @@ class Transfer:
         listener: TransferListener,
         *,
         pool: Pool,
-        lines: LineBook,
+        links: Links,
         room: RoomLine,
         make_room: Callable[[], None],
         clock: Clock,
@@ -52,7 +52,7 @@ class Transfer:
         self.progress: ReplicationProgress | None = None
         self._listener = listener
         self._pool = pool
-        self._lines = lines
+        self._links = links
         self._make_room = make_room
         self._clock = clock
         self._settings = settings
@@ -72,16 +72,11 @@ class Transfer:
         self._order: asyncio.Task[None] | None = None
         self._standing: OrderId | None = None
         self._sent_before = 0
-        self._standstill = Standstill(spec.source, spec.target, pool=pool, lines=lines, clock=clock, settings=settings)
+        self._standstill = Standstill(spec.source, spec.target, pool=pool, links=links, clock=clock, settings=settings)
 
     @property
     def settled(self) -> bool:
         return self.state in (TransferState.READY, TransferState.FAILED)
-
-    @property
-    def holds_all(self) -> bool:
-        """Its target holds every block, for this transfer's sake."""
-        return self.state is TransferState.READY and not self.released
 
     @property
     def released(self) -> bool:
@@ -304,7 +299,7 @@ class Transfer:
                     done = progress.done
         finally:
             self._standing = None
-            self._lines.ended(self.spec.source, self.spec.target, order.order)
+            self._links.ended(*self.spec.ends, order.order, self._clock.now())
             if not done:
                 await self._tell_source(self.spec.source.node.cancel(order.order), order.order)
         return done
@@ -325,9 +320,12 @@ class Transfer:
     def _tell_line(self) -> None:
         """What the source said last, and whether only the line is waited for now."""
         if self.progress is not None and self.progress.order == self._standing:
-            all_there = self._prefilled.is_set() and self.state is TransferState.MOVING
-            self._lines.record(
-                self.spec.source, self.spec.target, self.progress, all_there=all_there, send_class=self._send_class
+            self._links.record(
+                *self.spec.ends,
+                self.progress,
+                now=self._clock.now(),
+                all_there=self._prefilled.is_set() and self.state is TransferState.MOVING,
+                send_class=self._send_class,
             )
 
     async def _tell_source(self, saying: Coroutine[None, None, None], order: OrderId) -> None:
@@ -391,7 +389,7 @@ class Transfer:
 
     @property
     def _target(self) -> str:
-        return f"node {self.spec.target.node.node}"
+        return f"node {self.spec.nodes[1]}"
 
     def _next_name(self) -> str:
         self._num_placed += 1

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from pdd.core.ids import NodeId
 from pdd.core.kv_format import KvFormat, abbreviate
+from pdd.core.replication import NodeStats
 from pdd.engine.base import EngineInfo
 from pdd.engine.noise import SAMPLING_VERSION
-from pdd.kvnode.base import NodeStats
 from pdd.protocol.compatibility import describe_difference
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pdd.core.blocks import BlockHash
 from pdd.core.clock import Clock
 from pdd.core.ids import NodeId, PinId, WorkerId
+from pdd.core.replication import Pin
 from pdd.core.request import Role
 from pdd.core.units import Seconds
-from pdd.kvnode.base import Pin
 from pdd.router.driver.workers.pins import PinBoard
 
 MAX_CONVERSATIONS = 16_384

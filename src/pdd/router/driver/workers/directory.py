@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId, NodeInstance
-from pdd.kvnode.base import NodeStats
+from pdd.core.replication import NodeStats
 
 _SPARE_NAMES = 1024
 

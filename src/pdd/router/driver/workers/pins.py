@@ -12,7 +12,8 @@ import logging
 from pdd.core.clock import Clock
 from pdd.core.errors import PddError
 from pdd.core.ids import NodeId, PinId
-from pdd.kvnode.base import NodeClient, Pin
+from pdd.core.replication import Pin
+from pdd.kvnode.base import NodeClient
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.pool import Pool
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pdd.belief.links import Links
 from pdd.core.blocks import BlockHash
 from pdd.core.clock import Clock
 from pdd.core.ids import NodeId, WorkerId
@@ -12,7 +13,6 @@ from pdd.core.request import Role
 from pdd.core.topology import PlacementRule
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.policy.placement import FULL_BATCH_SLOWDOWN, WorkerView, choose_worker, predict_decode_queue
-from pdd.router.driver.transfers.lines import LineBook
 from pdd.router.driver.workers.conversations import Conversation
 from pdd.router.driver.workers.directory import BlockDirectory
 from pdd.router.driver.workers.pool import Pool
@@ -42,7 +42,7 @@ class Placement:
         self,
         pool: Pool,
         directory: BlockDirectory,
-        lines: LineBook,
+        links: Links,
         *,
         rule: PlacementRule,
         block_bytes: Bytes,
@@ -50,7 +50,7 @@ class Placement:
     ) -> None:
         self._pool = pool
         self._directory = directory
-        self._lines = lines
+        self._links = links
         self._rule = rule
         self._block_bytes = block_bytes
         self._clock = clock
@@ -136,7 +136,7 @@ class Placement:
     def _sending_time(self, num_missing: int, source: Worker | None, target: Worker) -> Seconds:
         if num_missing == 0:
             return Seconds(0.0)
-        rate = None if source is None else self._lines.forecast(source, target).rate
+        rate = None if source is None else self._links.view(source.site, target.site, self._clock.now()).rate
         return Seconds(num_missing * self._block_bytes / (rate or _UNKNOWN_RATE))
 
     def _has_room(self, state: WorkerState, num_blocks: int) -> bool:

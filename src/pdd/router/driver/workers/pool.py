@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from pdd.core.clock import Clock
 from pdd.core.errors import Incompatible, NodeFailed, PddError
 from pdd.core.ids import NodeId, NodeInstance, WorkerId
+from pdd.core.replication import NodeStats
 from pdd.core.request import Role
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
-from pdd.kvnode.base import NodeClient, NodeStats
+from pdd.kvnode.base import NodeClient
 from pdd.policy.health import Pulse
 from pdd.policy.pace import RolePace
 from pdd.router.driver.settings import DriverSettings

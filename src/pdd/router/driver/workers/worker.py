@@ -11,6 +11,7 @@ from pdd.core.ids import WorkerId
 from pdd.core.request import Role
 from pdd.core.topology import HealthTable
 from pdd.core.units import Seconds
+from pdd.core.view import Site
 from pdd.engine.base import EngineClient
 from pdd.kvnode.base import NodeClient
 from pdd.policy.health import Breaker, BreakerState, Pulse
@@ -32,6 +33,10 @@ class Worker:
     @property
     def name(self) -> WorkerId:
         return self.engine.worker
+
+    @property
+    def site(self) -> Site:
+        return Site(node=self.node.node, cluster=self.cluster)
 
 
 class Lifetime:

@@ -1,4 +1,4 @@
-"""What the router believes of a line, on virtual time."""
+"""What the router believes of a link, on virtual time."""
 
 from __future__ import annotations
 
@@ -7,40 +7,33 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from pdd.core.ids import OrderId
+from pdd.belief.links import Links
+from pdd.core.ids import NodeId, OrderId
+from pdd.core.replication import ReplicationProgress
 from pdd.core.request import Role, Route, SendClass
 from pdd.core.units import Bytes, BytesPerSecond
-from pdd.kvnode.base import ReplicationProgress
+from pdd.core.view import Site
 from pdd.router.clock import LoopClock
-from pdd.router.driver.transfers.lines import LineBook
-from pdd.router.driver.workers.worker import Worker
 from pdd.sim.loop import run
-from tests.support.worlds import BLOCK_BYTES, World, WorldSpec, ask, build_world, make_request, running_world
+from tests.support.worlds import BLOCK_BYTES, World, WorldSpec, ask, make_request, running_world
 
-NOMINAL = BytesPerSecond(1000.0)
+DECLARED = BytesPerSecond(1000.0)
 BLOCK = 100
 
 
-def workers() -> dict[Role, Worker]:
-    world = build_world(WorldSpec())
-    return {
-        role: Worker(engine=engines[0], node=world.nodes[role], role=role, cluster="B" if role is MD else "A")
-        for role, engines in world.engines.items()
-    }
-
-
 P, RLD, MD = Role.PREFILL, Role.RELAY_DECODE, Role.MAIN_DECODE
+SITES = {role: Site(node=NodeId(f"node-{role}"), cluster="B" if role is MD else "A") for role in Role}
+now = LoopClock().now
 
 
 @dataclass(kw_only=True)
 class Lines:
     """A book, and orders of 20 blocks from prefill's and relay decode's nodes to main decode's."""
 
-    nominal: dict[frozenset[str], BytesPerSecond] = field(default_factory=lambda: {frozenset(("A", "B")): NOMINAL})
-    workers: dict[Role, Worker] = field(default_factory=workers)
+    declared: dict[tuple[str, str], BytesPerSecond] = field(default_factory=lambda: {("A", "B"): DECLARED})
 
     def __post_init__(self) -> None:
-        self.book = LineBook(self.nominal, local_rate=BytesPerSecond(1e9), block_bytes=Bytes(BLOCK), clock=LoopClock())
+        self.book = Links(self.declared, local_rate=BytesPerSecond(1e9), block_bytes=Bytes(BLOCK))
 
     def record(
         self,
@@ -63,26 +56,26 @@ class Lines:
             backlog=Bytes(int(backlog)),
             done=arrived == 20,
         )
-        self.book.record(self.workers[source], self.workers[MD], progress, all_there=all_there, send_class=send_class)
+        self.book.record(SITES[source], SITES[MD], progress, now=now(), all_there=all_there, send_class=send_class)
 
     def end(self, order: str = "o", source: Role = P) -> None:
-        self.book.ended(self.workers[source], self.workers[MD], OrderId(order))
+        self.book.ended(SITES[source], SITES[MD], OrderId(order), now())
 
     @property
     def rate(self) -> float | None:
-        return self.book.forecast(self.workers[P], self.workers[MD]).rate
+        return self.book.view(SITES[P], SITES[MD], now()).rate
 
     @property
     def measured_rate(self) -> float | None:
-        return self.book.forecast(self.workers[P], self.workers[MD]).measured_rate
+        return self.book.view(SITES[P], SITES[MD], now()).measured_rate
 
     @property
     def num_orders(self) -> int:
-        return self.book.forecast(self.workers[P], self.workers[MD]).num_orders
+        return self.book.view(SITES[P], SITES[MD], now()).num_orders
 
     @property
     def backlog(self) -> int:
-        return self.book.forecast(self.workers[P], self.workers[MD]).backlog
+        return self.book.view(SITES[P], SITES[MD], now()).backlog
 
     async def learn(self, rate: float) -> None:
         """Three seconds with a queue."""
@@ -91,14 +84,14 @@ class Lines:
             await asyncio.sleep(1.0)
 
 
-def test_a_lines_rate_is_the_nominal_one_until_a_sender_had_a_queue_for_a_while() -> None:
+def test_a_lines_rate_is_the_declared_one_until_a_sender_had_a_queue_for_a_while() -> None:
     async def main() -> None:
         lines = Lines()
-        assert lines.rate == NOMINAL
+        assert lines.rate == DECLARED
         lines.record(None, backlog=10_000)
-        assert lines.rate == NOMINAL
+        assert lines.rate == DECLARED
         lines.record(300.0, arrived=1, backlog=10_000)
-        assert lines.rate == NOMINAL
+        assert lines.rate == DECLARED
         await asyncio.sleep(2.5)
         lines.record(300.0, arrived=2, backlog=10_000)
         assert lines.rate == 300.0
@@ -112,7 +105,7 @@ def test_a_trickle_says_nothing_about_how_fast_a_line_is() -> None:
         for arrived in range(5):
             lines.record(10.0, arrived=arrived, backlog=1)
             await asyncio.sleep(1.0)
-        assert lines.rate == NOMINAL
+        assert lines.rate == DECLARED
 
     run(main())
 
@@ -134,11 +127,11 @@ def test_a_measured_rate_is_half_forgotten_after_half_a_minute_and_nearly_after_
         await lines.learn(10.0)
         lines.end()
         await asyncio.sleep(29.0)  # learned a second ago
-        assert lines.rate == pytest.approx(100.0), "a hundredth of the nominal rate is a tenth now"
+        assert lines.rate == pytest.approx(100.0), "a hundredth of the declared rate is a tenth now"
         await asyncio.sleep(30.0)
         assert lines.rate == pytest.approx(1000.0 * 0.1**0.5)
         await asyncio.sleep(600.0)
-        assert lines.rate == pytest.approx(NOMINAL, rel=0.01)
+        assert lines.rate == pytest.approx(DECLARED, rel=0.01)
 
     run(main())
 
@@ -165,7 +158,7 @@ def test_a_line_that_delivers_more_than_is_believed_is_believed_at_once() -> Non
         lines.end("p")
         assert lines.rate == pytest.approx(500.0)
         lines.record(5000.0, order="q", arrived=1, backlog=0)
-        assert lines.rate == NOMINAL, "without a queue that is no measurement: at most what was declared"
+        assert lines.rate == DECLARED, "without a queue that is no measurement: at most what was declared"
 
     run(main())
 
@@ -174,10 +167,10 @@ def test_a_block_that_does_not_arrive_bounds_the_rate_from_above() -> None:
     async def main() -> None:
         lines = Lines()
         lines.record(None, backlog=10_000, all_there=True)
-        assert lines.rate == NOMINAL
+        assert lines.rate == DECLARED
         await asyncio.sleep(4.0)
         assert lines.rate == BLOCK / 4.0
-        assert lines.measured_rate == NOMINAL
+        assert lines.measured_rate == DECLARED
         lines.record(None, backlog=10_000, all_there=True)
         assert lines.rate == BLOCK / 4.0, "a report without an arrival changes nothing"
         lines.record(None, arrived=1, backlog=9_900, all_there=True)
@@ -210,14 +203,14 @@ def test_silence_says_nothing_while_blocks_are_still_computed_or_the_target_has_
         lines = Lines()
         lines.record(None, backlog=2000)
         await asyncio.sleep(10.0)
-        assert lines.rate == NOMINAL
+        assert lines.rate == DECLARED
         lines.record(None, backlog=2000, all_there=True)
         await asyncio.sleep(0.5)
-        assert lines.rate == NOMINAL
+        assert lines.rate == DECLARED
         await asyncio.sleep(1.5)
         assert lines.rate == BLOCK / 2.0
         lines.end()
-        assert lines.rate == NOMINAL
+        assert lines.rate == DECLARED
 
     run(main())
 
@@ -241,14 +234,14 @@ def test_the_backlog_of_a_line_is_that_of_all_its_senders_as_long_as_orders_stan
 def test_nodes_of_one_cluster_are_joined_by_a_fast_line() -> None:
     async def main() -> None:
         lines = Lines()
-        assert lines.book.forecast(lines.workers[P], lines.workers[RLD]).rate == 1e9
+        assert lines.book.view(SITES[P], SITES[RLD], now()).rate == 1e9
 
     run(main())
 
 
 def test_a_line_of_which_nothing_is_declared_is_as_fast_as_last_measured() -> None:
     async def main() -> None:
-        lines = Lines(nominal={})
+        lines = Lines(declared={})
         lines.record(None, backlog=2000, all_there=True)
         await asyncio.sleep(5.0)
         assert lines.rate is None
@@ -308,7 +301,7 @@ def test_an_old_transfer_or_what_others_sent_shows_nothing(age: float, sent: flo
 
 def test_silence_of_the_background_counts_only_while_it_has_the_line_to_itself() -> None:
     async def main() -> None:
-        for backlog, rate in ((0, BLOCK / 4.0), (20 * BLOCK, BLOCK / 4.0), (21 * BLOCK, NOMINAL)):
+        for backlog, rate in ((0, BLOCK / 4.0), (20 * BLOCK, BLOCK / 4.0), (21 * BLOCK, DECLARED)):
             lines = Lines()
             lines.record(None, backlog=backlog, all_there=True, send_class=SendClass.BACKGROUND)
             await asyncio.sleep(4.0)

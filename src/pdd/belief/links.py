@@ -1,23 +1,22 @@
-"""What is known about the lines between clusters: how fast they are, and how much they still owe.
+"""What is known about the links between clusters: how fast they are, and how much they still owe.
 
-Senders publish an acknowledged rate and a backlog for each peer; several senders share one line, so both are summed. A
-rate tells how fast the *line* is only if the line was the limit: while there was little to send it tells how little that
-was. So a measurement is believed once its sender has had a queue for a while. Afterwards the belief drifts back to the
-line's nominal rate, unless more is seen to arrive. While nothing arrives, each second makes the line slower than said.
+Each direction is a link of its own. Senders publish an acknowledged rate and a backlog for each peer; several senders share
+one link, so both are summed. A rate tells how fast the *link* is only if the link was the limit: while there was little to
+send it tells how little that was. So a measurement is believed once its sender has had a queue for a while. Afterwards the
+belief drifts back to the link's declared rate, unless more is seen to arrive. While nothing arrives, each second makes the
+link slower than said.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pdd.core.clock import Clock
 from pdd.core.ids import NodeId, OrderId
+from pdd.core.replication import ReplicationProgress
 from pdd.core.request import SendClass
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
-from pdd.kvnode.base import ReplicationProgress
-from pdd.router.driver.settings import NominalRates
-from pdd.router.driver.workers.worker import Worker
-from pdd.telemetry.figures import LineFigures
+from pdd.core.view import LinkView, Site
 
 SATURATED_AFTER = Seconds(2.0)
 """Rates are measured over about so long; a queue must have stood for all of it."""
@@ -28,29 +27,26 @@ HALF_WAY_AFTER = Seconds(30.0)
 QUIET_AFTER = Seconds(1.0)
 """So long without any block says something about the rate: well above a round trip and the time of a block."""
 
+DeclaredRates = Mapping[tuple[str, str], BytesPerSecond]
+"""The rate of each link, by the cluster that sends and the one that receives."""
+
 _Pair = tuple[NodeId, NodeId]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """A line's ``rate`` (None: nothing is known) and what everybody together still has to send over it.
+class LinkReading:
+    """What is believed of the link from one cluster to another."""
 
-    ``measured_rate`` leaves out that nothing has arrived for a while: patience that grew with the wait would never end.
-    ``backlog`` is the normal class's, owed by ``num_orders`` orders; what is sent in the background (``background_backlog``)
-    delays nobody.
-    """
-
+    source: str
+    target: str
     rate: BytesPerSecond | None
-    measured_rate: BytesPerSecond | None
-    backlog: Bytes
-    num_orders: int
-    background_backlog: Bytes = Bytes(0)
+    backlog: Mapping[SendClass, Bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """One order. ``due``: all that it lacks is at the source and has room at the target, so only the line is waited for;
-    one in the background waits for the line alone only if its sender owes nothing else.
+    """One order. ``due``: all that it lacks is at the source and has room at the target, so only the link is waited for;
+    one in the background waits for the link alone only if its sender owes nothing else.
 
     ``open``: it is of the normal class and something of it has yet to arrive. ``since``: its first report.
     """
@@ -104,7 +100,7 @@ class _Sender:
         return progress.num_acknowledged - before.num_acknowledged
 
     def seen(self, progress: ReplicationProgress, block_bytes: Bytes, now: Seconds) -> BytesPerSecond:
-        """What the line has carried for a young order alone: it is at least so fast."""
+        """What the link has carried for a young order alone: it is at least so fast."""
         since = self.orders[progress.order].since
         if since is None or not 0 < now - since <= SATURATED_AFTER:
             return BytesPerSecond(0.0)
@@ -124,7 +120,7 @@ class _Sender:
 
 
 @dataclass(slots=True)
-class _Line:
+class _Link:
     senders: dict[_Pair, _Sender] = field(default_factory=dict[_Pair, _Sender])
     belief: tuple[BytesPerSecond, Seconds] | None = None
     """What was measured last, and when."""
@@ -134,6 +130,15 @@ class _Line:
     @property
     def measured(self) -> BytesPerSecond | None:
         return BytesPerSecond(sum(s.rate for s in self.senders.values() if s.rate is not None)) or None
+
+    @property
+    def backlog(self) -> Bytes:
+        """Of the normal class."""
+        return Bytes(sum(sender.backlog for sender in self.senders.values()))
+
+    @property
+    def background_backlog(self) -> Bytes:
+        return Bytes(sum(sender.background_backlog for sender in self.senders.values()))
 
     @property
     def num_due(self) -> int:
@@ -155,23 +160,23 @@ class _Line:
             self.quiet_since = now
 
 
-class LineBook:
+class Links:
     """One per router; every transfer reports to it."""
 
-    def __init__(self, nominal: NominalRates, *, local_rate: BytesPerSecond, block_bytes: Bytes, clock: Clock) -> None:
-        self._nominal = nominal
+    def __init__(self, declared: DeclaredRates, *, local_rate: BytesPerSecond, block_bytes: Bytes) -> None:
+        self._declared = declared
         self._local_rate = local_rate
         self._block_bytes = block_bytes
-        self._clock = clock
-        self._lines: dict[frozenset[str], _Line] = {}
+        self._links: dict[tuple[str, str], _Link] = {}
         self._moved_at: dict[_Pair, Seconds] = {}
 
     def record(
         self,
-        source: Worker,
-        target: Worker,
+        source: Site,
+        target: Site,
         progress: ReplicationProgress,
         *,
+        now: Seconds,
         all_there: bool,
         send_class: SendClass = SendClass.NORMAL,
     ) -> None:
@@ -179,80 +184,76 @@ class LineBook:
 
         ``all_there``: the source has all blocks of the order, and the target room for them. Tell again when that changes.
         """
-        now, pair = self._clock.now(), (source.node.node, target.node.node)
-        line = self._lines.setdefault(_clusters(source, target), _Line())
-        quiet, num_due = line.quiet(now), line.num_due
-        sender = line.senders.setdefault(pair, _Sender())
+        pair = (source.node, target.node)
+        link = self._links.setdefault(_name(source, target), _Link())
+        quiet, num_due = link.quiet(now), link.num_due
+        sender = link.senders.setdefault(pair, _Sender())
         num_arrived = sender.take(
             progress, send_class=send_class, all_there=all_there, block_bytes=self._block_bytes, now=now
         )
-        line.listen(now, arrived=num_arrived > 0)
+        link.listen(now, arrived=num_arrived > 0)
         if num_arrived > 0:
             self._moved_at[pair] = now
-            nominal = self._nominal_rate(source, target)
-            believed = self._believed(line, nominal)
-            if believed is not None and nominal is not None:
-                believed = BytesPerSecond(max(believed, min(nominal, sender.seen(progress, self._block_bytes, now))))
+            declared = self._declared_rate(source, target)
+            believed = self._believed(link, declared, now)
+            if believed is not None and declared is not None:
+                believed = BytesPerSecond(max(believed, min(declared, sender.seen(progress, self._block_bytes, now))))
             bound = self._bound(num_due * num_arrived, quiet)
-            line.belief = None if believed is None else (_least(believed, bound), now)
+            link.belief = None if believed is None else (_least(believed, bound), now)
 
-    def ended(self, source: Worker, target: Worker, order: OrderId) -> None:
+    def ended(self, source: Site, target: Site, order: OrderId, now: Seconds) -> None:
         """The order stands no more: its backlog is nobody's, its silence says nothing."""
-        line, pair = self._lines.get(_clusters(source, target)), (source.node.node, target.node.node)
-        if line is None or pair not in line.senders:
+        link, pair = self._links.get(_name(source, target)), (source.node, target.node)
+        if link is None or pair not in link.senders:
             return
-        sender = line.senders[pair]
+        sender = link.senders[pair]
         if order in sender.orders:
             sender.end(order)
         if not sender.orders:
-            del line.senders[pair]
-        line.listen(self._clock.now(), arrived=False)
+            del link.senders[pair]
+        link.listen(now, arrived=False)
 
-    def moved_at(self, source: Worker, target: Worker) -> Seconds:
+    def moved_at(self, source: Site, target: Site) -> Seconds:
         """When the last block arrived, whosever it was; before the first, the beginning of time."""
-        return self._moved_at.get((source.node.node, target.node.node), Seconds(0.0))
+        return self._moved_at.get((source.node, target.node), Seconds(0.0))
 
-    def forecast(self, source: Worker, target: Worker) -> Forecast:
+    def view(self, source: Site, target: Site, now: Seconds) -> LinkView:
         """What a transfer between the two has to expect now."""
-        line = self._lines.get(_clusters(source, target), _Line())
-        measured = self._believed(line, self._nominal_rate(source, target))
-        bound = self._bound(line.num_due, line.quiet(self._clock.now()))
-        return Forecast(
+        link = self._links.get(_name(source, target), _Link())
+        measured = self._believed(link, self._declared_rate(source, target), now)
+        bound = self._bound(link.num_due, link.quiet(now))
+        return LinkView(
             rate=None if measured is None else _least(measured, bound),
             measured_rate=measured,
-            backlog=Bytes(sum(sender.backlog for sender in line.senders.values())),
-            num_orders=sum(sender.num_open for sender in line.senders.values()),
-            background_backlog=Bytes(sum(sender.background_backlog for sender in line.senders.values())),
+            backlog=link.backlog,
+            num_orders=sum(sender.num_open for sender in link.senders.values()),
+            background_backlog=link.background_backlog,
         )
 
-    def readings(self) -> tuple[LineFigures, ...]:
-        """What is known of each line between two clusters, declared or seen, in order of their names."""
-        pairs = sorted(tuple(sorted(pair)) for pair in {*self._nominal, *self._lines} if len(pair) == 2)
-        return tuple(self._reading(one, other) for one, other in pairs)
+    def readings(self, now: Seconds) -> tuple[LinkReading, ...]:
+        """What is known of each link between two clusters, declared or seen, in order of their names."""
+        names = sorted(name for name in {*self._declared, *self._links} if name[0] != name[1])
+        return tuple(self._reading(source, target, now) for source, target in names)
 
-    def _reading(self, one: str, other: str) -> LineFigures:
-        clusters = frozenset((one, other))
-        line = self._lines.get(clusters, _Line())
-        senders = line.senders.values()
-        return LineFigures(
-            clusters=(one, other),
-            rate=self._believed(line, self._nominal.get(clusters)),
-            backlog={
-                SendClass.NORMAL: Bytes(sum(sender.backlog for sender in senders)),
-                SendClass.BACKGROUND: Bytes(sum(sender.background_backlog for sender in senders)),
-            },
+    def _reading(self, source: str, target: str, now: Seconds) -> LinkReading:
+        link = self._links.get((source, target), _Link())
+        return LinkReading(
+            source=source,
+            target=target,
+            rate=self._believed(link, self._declared.get((source, target)), now),
+            backlog={SendClass.NORMAL: link.backlog, SendClass.BACKGROUND: link.background_backlog},
         )
 
-    def _believed(self, line: _Line, nominal: BytesPerSecond | None) -> BytesPerSecond | None:
-        now, measured = self._clock.now(), line.measured
-        if measured is not None and (nominal is None or line.is_saturated(now)):
+    def _believed(self, link: _Link, declared: BytesPerSecond | None, now: Seconds) -> BytesPerSecond | None:
+        measured = link.measured
+        if measured is not None and (declared is None or link.is_saturated(now)):
             return measured
-        if line.belief is None or nominal is None:
-            return nominal if line.belief is None else line.belief[0]
-        rate, at = line.belief
-        drifted = nominal * (rate / nominal) ** (0.5 ** ((now - at) / HALF_WAY_AFTER))
-        # Without a queue what arrives is less than the line could carry, never more.
-        return BytesPerSecond(max(drifted, min(measured or 0.0, nominal)))
+        if link.belief is None or declared is None:
+            return declared if link.belief is None else link.belief[0]
+        rate, at = link.belief
+        drifted = declared * (rate / declared) ** (0.5 ** ((now - at) / HALF_WAY_AFTER))
+        # Without a queue what arrives is less than the link could carry, never more.
+        return BytesPerSecond(max(drifted, min(measured or 0.0, declared)))
 
     def _bound(self, num_blocks: int, quiet: Seconds) -> BytesPerSecond | None:
         """What the rate was at most if no more than ``num_blocks`` came across in ``quiet``, with more to send all along.
@@ -261,14 +262,14 @@ class LineBook:
         """
         return None if quiet < QUIET_AFTER else BytesPerSecond(num_blocks * self._block_bytes / quiet)
 
-    def _nominal_rate(self, source: Worker, target: Worker) -> BytesPerSecond | None:
-        clusters = _clusters(source, target)
-        return self._nominal.get(clusters, self._local_rate if len(clusters) == 1 else None)
+    def _declared_rate(self, source: Site, target: Site) -> BytesPerSecond | None:
+        name = _name(source, target)
+        return self._declared.get(name, self._local_rate if source.cluster == target.cluster else None)
 
 
 def _least(rate: BytesPerSecond, bound: BytesPerSecond | None) -> BytesPerSecond:
     return rate if bound is None else min(rate, bound)
 
 
-def _clusters(source: Worker, target: Worker) -> frozenset[str]:
-    return frozenset((source.cluster, target.cluster))
+def _name(source: Site, target: Site) -> tuple[str, str]:
+    return (source.cluster, target.cluster)
