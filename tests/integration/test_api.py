@@ -17,7 +17,7 @@ from pdd.core.errors import (
     WorkerFailed,
 )
 from pdd.core.ids import WorkerId
-from pdd.core.request import FinishReason, HandoffMode, Role, Route
+from pdd.core.request import FinishReason, HandoffMode, Role, Route, Steering
 from pdd.core.topology import TenantTable
 from pdd.core.units import Bytes, Seconds
 from pdd.engine.catalog import find_model
@@ -27,7 +27,7 @@ from pdd.router.api.app import Health, WorkerCount, WorkerHealth, serve
 from pdd.router.api.serving import Job, RequestRunner
 from pdd.router.api.tenants import Tenants
 from pdd.router.api.tokenizer import TextCodec
-from pdd.router.base import RequestReport, Steering
+from pdd.router.base import RequestReport
 from pdd.telemetry.metrics import RouterMetrics
 from tests.support.fake_service import FakeService, Step, steps
 from tests.support.front_door import HEALTHY, LIMITS, MODEL, NOW, Door, front_door, parse_events, saying

@@ -14,10 +14,9 @@ from pdd.cli.ask.command import question_of
 from pdd.cli.ask.conversation import ChatMessage, Conversation, Pins, Question, ReceivedSpan, TokenPrompt
 from pdd.cli.program import build_parser
 from pdd.core.errors import ConfigError, InvalidRequest, Unauthorized, Unavailable, WorkerFailed
-from pdd.core.request import HandoffMode, Role, Route
+from pdd.core.request import HandoffMode, Role, Route, Steering
 from pdd.core.topology import TenantTable
 from pdd.core.units import Seconds
-from pdd.router.base import Steering
 from tests.support.fake_service import FakeService, Step, steps
 from tests.support.front_door import MODEL, front_door, saying
 

@@ -7,6 +7,9 @@ import pytest
 from tests.support import driver_mutants, policy_mutants
 from tests.support.mutants import ROOT, UnitMutant, failure_of, mutated
 
+CHANGED = (f"{ROOT}.router", f"{ROOT}.policy", f"{ROOT}.belief", "tests.unit", "tests.support.worlds", "tests.support.beliefs")
+"""What is made anew around a mutant of the driver."""
+
 ALL = (*policy_mutants.MUTANTS, *driver_mutants.MUTANTS)
 
 
@@ -22,11 +25,11 @@ def test_without_a_mutant_the_tests_pass_so_that_a_failure_means_the_mutation(ki
 
 @pytest.mark.parametrize("mutant", policy_mutants.MUTANTS, ids=lambda mutant: f"{mutant.module}: {mutant.guard}")
 def test_a_policy_without_one_of_its_rules_is_noticed(mutant: UnitMutant) -> None:
-    with mutated(mutant, f"{ROOT}.policy", "tests.unit.policy"):
+    with mutated(mutant, f"{ROOT}.policy", f"{ROOT}.belief", "tests.unit", "tests.support.views"):
         assert failure_of(mutant.killer) is not None
 
 
 @pytest.mark.parametrize("mutant", driver_mutants.MUTANTS, ids=lambda mutant: f"{mutant.module}: {mutant.guard}")
 def test_a_driver_without_one_of_its_guards_is_noticed(mutant: UnitMutant) -> None:
-    with mutated(mutant, f"{ROOT}.router", "tests.unit", "tests.support.worlds"):
+    with mutated(mutant, *CHANGED):
         assert failure_of(mutant.killer) is not None

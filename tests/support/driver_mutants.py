@@ -7,8 +7,9 @@ from tests.support.mutants import UnitMutant
 
 def _of(module: str, *mutants: tuple[str, str, str, str]) -> list[UnitMutant]:
     """From (guard, old, new, test)."""
+    name = module if module.startswith(("belief.", "policy.")) else f"router.driver.{module}"
     return [
-        UnitMutant(guard, f"router.driver.{module}", old, new, killer=f"router.{test}")
+        UnitMutant(guard, name, old, new, killer=test if "." in test.partition(":")[0] else f"router.{test}")
         for guard, old, new, test in mutants
     ]
 
@@ -138,13 +139,13 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "prefills say nothing about decoders that compute a prompt",
-            "self._pool.prefill_time(seat) if seat.worker.role is Role.PREFILL else None",
-            "self._pool.prefill_time(seat)",
+            "self._pool.workers.prefill_time(seat, now()) if seat.worker.role is Role.PREFILL else None",
+            "self._pool.workers.prefill_time(seat, now())",
             "test_decoders:test_what_was_measured_of_prefills_says_nothing_about_a_decoder_that_computes_a_prompt",
         ),
         (
             "a good end vouches for the worker",
-            "            self._pool.vouch(seat)\n",
+            "            self._pool.workers.vouch(seat, now())\n",
             "            pass\n",
             "test_decoders:test_a_client_that_leaves_proves_nothing_against_a_worker_but_tokens_prove_something_for_it",
         ),
@@ -353,59 +354,59 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "what was dropped while the node was away is told",
             "        if pin in self._told:\n            self._note(pin)\n",
             "        if False:\n            self._note(pin)\n",
-            "test_conversations:test_a_node_that_hung_hears_of_every_pin_that_was_dropped_meanwhile",
+            "belief.test_conversations:test_a_node_that_hung_hears_of_every_pin_that_was_dropped_meanwhile",
         ),
         (
             "what it never heard of is not",
             "        if pin in self._told:\n            self._note(pin)\n",
             "        if True:\n            self._note(pin)\n",
-            "test_conversations:test_what_a_node_never_heard_of_need_not_be_taken_back",
+            "belief.test_conversations:test_what_a_node_never_heard_of_need_not_be_taken_back",
         ),
         (
             "after a failure all are tried again",
             "dict.fromkeys((name, *self._due, *self._wanted))",
             "dict.fromkeys((name, *self._due))",
-            "test_conversations:test_a_node_that_is_away_is_told_all_that_is_still_wanted_when_it_is_back",
+            "belief.test_conversations:test_a_node_that_is_away_is_told_all_that_is_still_wanted_when_it_is_back",
         ),
         (
             "so is the one that failed",
             "dict.fromkeys((name, *self._due, *self._wanted))",
             "dict.fromkeys((*self._due, *self._wanted))",
-            "test_conversations:test_a_pin_that_could_not_be_taken_back_is_taken_back_later",
+            "belief.test_conversations:test_a_pin_that_could_not_be_taken_back_is_taken_back_later",
         ),
         (
             "a node that came back is told all",
             "            self._due = {**self._due, **dict.fromkeys(self._wanted)}\n",
             "",
-            "test_conversations:test_a_connection_that_was_lost_unnoticed_is_made_up_for_at_the_next_word",
+            "belief.test_conversations:test_a_connection_that_was_lost_unnoticed_is_made_up_for_at_the_next_word",
         ),
     ),
     *_of(
-        "workers.conversations",
+        "belief.conversations",
         (
             "a pin moves with its conversation",
             "        if turn.main_node != node:\n            self._unpin(turn)\n",
             "",
-            "test_conversations:test_the_pin_moves_with_its_conversation",
+            "belief.test_conversations:test_the_pin_moves_with_its_conversation",
         ),
         (
             "the same turn again has one pin",
             "        if kept is not None:\n            self._unpin(kept)\n",
             "",
-            "test_conversations:test_the_same_turn_again_is_one_conversation_with_one_pin",
+            "belief.test_conversations:test_the_same_turn_again_is_one_conversation_with_one_pin",
         ),
         (
             "being found keeps it alive",
             "                self._by_tip.move_to_end(tip)\n",
             "",
-            "test_conversations:test_of_too_many_the_one_that_rested_longest_goes",
+            "belief.test_conversations:test_of_too_many_the_one_that_rested_longest_goes",
         ),
     ),
     *_of(
         "request.seats",
         (
             "a seat ends with its process",
-            "        if seat is not None and self._pool.holds(seat):\n            return seat\n",
+            "        if seat is not None and self._pool.workers.holds(seat):\n            return seat\n",
             "        if seat is not None:\n            return seat\n",
             "test_driver_placement:test_a_request_leaves_a_worker_whose_process_is_gone_and_goes_elsewhere_after_a_loss",
         ),
@@ -423,7 +424,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "a seat given up is given back",
-            "        if seat is not None:\n            self._pool.release(seat)\n",
+            "        if seat is not None:\n            self._pool.workers.release(seat)\n",
             "",
             "test_driver_parts:test_a_request_stays_at_its_worker_and_goes_elsewhere_after_a_loss",
         ),
@@ -579,7 +580,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "workers.placement",
+        "policy.placement",
         (
             "prefill's own node lacks nothing",
             "                missing[node.node] = 0\n",
@@ -588,8 +589,8 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "who is slow costs more",
-            "        block_s = (self._pool.pace(Role.PREFILL).unit_s or _BLOCK_UNKNOWN) * slowness\n",
-            "        block_s = self._pool.pace(Role.PREFILL).unit_s or _BLOCK_UNKNOWN\n",
+            "        block_s = (self._pool.workers.pace(Role.PREFILL).unit_s or _BLOCK_UNKNOWN) * slowness\n",
+            "        block_s = self._pool.workers.pace(Role.PREFILL).unit_s or _BLOCK_UNKNOWN\n",
             "test_driver_placement:test_a_slow_prefill_gets_less",
         ),
         (
@@ -666,7 +667,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "request.prospects",
+        "request.outlook",
         (
             "a conversation is not filtered twice in a row",
             "filtered_last_turn=self._conversation is not None and self._conversation.last_filtered",
@@ -759,7 +760,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "request.choices",
+        "policy.route",
         (
             "what prefill ends needs no relay",
             "prepare_relay=prepare_relay and may_relay and request.max_tokens > 1",
@@ -770,37 +771,37 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "a pinned route needs its worker",
             "(steering.route is Route.RELAY and view.relay_available)",
             "steering.route is Route.RELAY",
-            "test_driver_choices:test_a_pinned_relay_without_relay_decode_goes_direct",
+            "policy.test_steering:test_a_pinned_relay_without_relay_decode_goes_direct",
         ),
         (
             "a pinned relay gives way to those that are there",
             "view.main_available and view.relay_load >= 1.0",
             "False",
-            "test_driver_choices:test_a_pinned_relay_gives_way_where_relay_decode_is_full_unless_nobody_else_decodes",
+            "policy.test_steering:test_a_pinned_relay_gives_way_where_relay_decode_is_full_unless_nobody_else_decodes",
         ),
         (
             "a pinned relay goes on alone without main decode",
             "view.main_available and view.relay_load >= 1.0",
             "view.relay_load >= 1.0",
-            "test_driver_choices:test_a_pinned_relay_gives_way_where_relay_decode_is_full_unless_nobody_else_decodes",
+            "policy.test_steering:test_a_pinned_relay_gives_way_where_relay_decode_is_full_unless_nobody_else_decodes",
         ),
         (
             "a pinned one-shot is one",
             "    if steering.handoff is HandoffMode.ONE_SHOT:\n        return HandoffMode.ONE_SHOT\n",
             "",
-            "test_driver_choices:test_the_hand_off_follows_the_threshold_unless_it_is_pinned",
+            "policy.test_steering:test_the_hand_off_follows_the_threshold_unless_it_is_pinned",
         ),
         (
             "a pinned relay emits at least one token",
             "return 1 if steering.route is Route.RELAY else 0",
             "return 0",
-            "test_driver_choices:test_a_pinned_relay_emits_at_least_one_token",
+            "policy.test_steering:test_a_pinned_relay_emits_at_least_one_token",
         ),
         (
             "a pinned catch-up has no cap",
             " and steering.handoff is not HandoffMode.CATCH_UP\n    return RelayPlan",
             "\n    return RelayPlan",
-            "test_driver_choices:test_a_catch_up_after_so_many_tokens_is_only_a_floor",
+            "policy.test_steering:test_a_catch_up_after_so_many_tokens_is_only_a_floor",
         ),
     ),
     *_of(
@@ -837,8 +838,8 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "cluster A serves alone only while it has room",
-            "self.pool.load(Role.RELAY_DECODE) >= ALONE_LOAD",
-            "not self.pool.has(Role.RELAY_DECODE)",
+            "self.pool.workers.role_view(Role.RELAY_DECODE).load >= ALONE_LOAD",
+            "not self.pool.workers.has(Role.RELAY_DECODE)",
             "test_driver:test_cluster_a_alone_takes_no_more_than_relay_decode_has_room_for",
         ),
         (
@@ -855,30 +856,30 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "workers.directory",
+        "belief.prefixes",
         (
             "a restarted node has nothing",
             "        if blocks is None or blocks.instance != stats.instance:\n",
             "        if blocks is None:\n",
-            "test_directory:test_a_restarted_node_has_nothing",
+            "belief.test_prefixes:test_a_restarted_node_has_nothing",
         ),
         (
             "a node that does not answer is not counted on",
             "        if stats is None:\n            return None\n",
             "        if stats is None:\n            return self._nodes.get(node)\n",
-            "test_directory:test_it_knows_nothing_of_a_node_that_does_not_answer_and_remembers_when_it_does_again",
+            "belief.test_prefixes:test_it_knows_nothing_of_a_node_that_does_not_answer_and_remembers_when_it_does_again",
         ),
         (
             "a node holds no more than it can",
             "        while len(self._used) > self._capacity:\n            self._drop_oldest()\n",
             "",
-            "test_directory:test_the_least_recently_used_goes_first_and_an_end_before_its_beginning",
+            "belief.test_prefixes:test_the_least_recently_used_goes_first_and_an_end_before_its_beginning",
         ),
         (
             "its memory is bounded",
             "            self._tidy()\n",
             "            pass\n",
-            "test_directory:test_its_memory_is_bounded_by_the_node_not_by_how_often_something_lands",
+            "belief.test_prefixes:test_its_memory_is_bounded_by_the_node_not_by_how_often_something_lands",
         ),
     ),
 )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from tests.support.mutants import UnitMutant
 
+BELIEFS = frozenset({"health", "traffic", "pace"})
+
 
 def _of(policy: str, *mutants: tuple[str, str, str, str]) -> list[UnitMutant]:
     """From (guard, old, new, test)."""
+    layer = "belief" if policy in BELIEFS else "policy"
     return [
-        UnitMutant(guard, f"policy.{policy}", old, new, killer=f"policy.test_{policy}:{test}")
+        UnitMutant(guard, f"{layer}.{policy}", old, new, killer=f"{layer}.test_{policy}:{test}")
         for guard, old, new, test in mutants
     ]
 
@@ -693,7 +696,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "lengths",
+        "traffic",
         (
             "a few answers say nothing",
             "        if len(self._ordered) < MIN_ANSWERS:\n            return max_tokens\n",

@@ -9,9 +9,9 @@ from enum import StrEnum
 from hypothesis import strategies as st
 
 from pdd.core.errors import PddError
-from pdd.core.request import GREEDY, HandoffMode, Role, Route, Sampling
+from pdd.core.request import GREEDY, HandoffMode, Role, Route, Sampling, Steering
 from pdd.core.units import Seconds
-from pdd.router.base import EmittedSpan, Steering
+from pdd.router.base import EmittedSpan
 from tests.support.worlds import (
     MAIN_SCRIPT,
     PREFILL_SCRIPT,

@@ -9,9 +9,9 @@ from dataclasses import replace
 import msgspec
 
 from pdd.core.errors import PddError
-from pdd.core.request import HandoffMode, Route
+from pdd.core.request import HandoffMode, Route, Steering
 from pdd.core.units import Seconds
-from pdd.router.base import Steering, TokenRequest
+from pdd.router.base import TokenRequest
 from pdd.sim.loop import run
 from tests.support.worlds import (
     MAIN_SCRIPT,

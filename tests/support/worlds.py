@@ -11,7 +11,7 @@ from functools import partial
 from pdd.core.errors import PddError
 from pdd.core.ids import NodeId, RequestId, Salt, TenantId, WorkerId
 from pdd.core.kv_format import DType, KvFormat, uniform_attention_format
-from pdd.core.request import GREEDY, Role, Sampling
+from pdd.core.request import GREEDY, Role, Sampling, Steering
 from pdd.core.topology import PolicyTable
 from pdd.core.units import BytesPerSecond, Seconds
 from pdd.engine.scripted.engine import Script, ScriptedEngine, scripted_answer
@@ -19,7 +19,7 @@ from pdd.kvnode.memory import MemoryNode
 from pdd.kvnode.memory_line import MemoryLine
 from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.protocol.relay import Command
-from pdd.router.base import EmittedSpan, RequestReport, Steering, TokenRequest
+from pdd.router.base import EmittedSpan, RequestReport, TokenRequest
 from pdd.router.clock import LoopClock
 from pdd.router.driver.service import Driver
 from pdd.router.driver.settings import DriverSettings
@@ -101,7 +101,11 @@ class World:
         await asyncio.sleep(2 * (self.spec.line_delay + BLOCK_BYTES / self.line.rate))  # what is on the line lands
         for role, engines in self.engines.items():
             assert [engine.num_open for engine in engines] == [0] * len(engines), f"{role} still runs something"
-        assert {status.worker: status.running for status in self.driver.pool.status() if status.running} == {}
+        assert {
+            status.worker: status.running
+            for status in self.driver.pool.workers.status(self.driver.now)
+            if status.running
+        } == {}
         for node in self.nodes.values():
             if not node.life.alive:
                 continue

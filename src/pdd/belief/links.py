@@ -17,6 +17,7 @@ from pdd.core.replication import ReplicationProgress
 from pdd.core.request import SendClass
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.core.view import LinkView, Site
+from pdd.policy.cost import QUIET_AFTER
 
 SATURATED_AFTER = Seconds(2.0)
 """Rates are measured over about so long; a queue must have stood for all of it."""
@@ -24,8 +25,6 @@ QUEUE_WORTH = Seconds(0.25)
 """A backlog of less than this at the measured rate is no queue."""
 HALF_WAY_AFTER = Seconds(30.0)
 """After so long a measurement without successors is half forgotten: a hundredth of the nominal rate is a tenth by then."""
-QUIET_AFTER = Seconds(1.0)
-"""So long without any block says something about the rate: well above a round trip and the time of a block."""
 
 DeclaredRates = Mapping[tuple[str, str], BytesPerSecond]
 """The rate of each link, by the cluster that sends and the one that receives."""

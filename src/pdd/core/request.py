@@ -70,6 +70,19 @@ GREEDY = Sampling(temperature=0.0, top_k=None, top_p=1.0, seed=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Steering:
+    """What the ``pdd`` field of a request pins, for tests and experts. None leaves the choice to the policies.
+
+    ``route`` DIRECT never turns into a relay. ``handoff_after_tokens`` makes relay decode emit exactly that many tokens
+    before a one-shot hand-off (at least that many before a catch-up one), even if main decode must be waited for.
+    """
+
+    route: Route | None = None
+    handoff: HandoffMode | None = None
+    handoff_after_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """What an engine is asked: go on after ``known_tokens`` (the prompt and the output so far) by at most ``max_tokens``.
 

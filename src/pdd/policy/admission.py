@@ -13,14 +13,27 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pdd.core.ids import TenantId
+from pdd.core.request import Role
 from pdd.core.units import Seconds
+from pdd.core.view import RoleView
 
 MIN_RETRY_AFTER = Seconds(1.0)
 MAX_RETRY_AFTER = Seconds(60.0)
+ALONE_LOAD = 0.9
+"""While no main decode is up, answers go on at relay decode alone up to this load: those that it has begun come first."""
 HALF_FORGOTTEN_AFTER = Seconds(15.0)
 """A completion counts half as much in the measured rate after so long under load."""
 MEASURED_AFTER = Seconds(1.0)
 """Less time under load than this says nothing about a rate."""
+
+
+def who_is_missing(roles: Mapping[Role, RoleView]) -> str | None:
+    """Why no request could begin, or go on, now; None: one could."""
+    if not roles[Role.PREFILL].up:
+        return "no prefill worker is up"
+    if not roles[Role.MAIN_DECODE].up and roles[Role.RELAY_DECODE].load >= ALONE_LOAD:
+        return "no main decode worker is up, and relay decode has no room for whole answers"
+    return None
 
 
 class ShedReason(StrEnum):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 
+QUIET_AFTER = Seconds(1.0)
+"""So long without any block says something about the rate: well above a round trip and the time of a block."""
+
 
 def predict_transfer_wait(*, missing: Bytes, backlog: Bytes, num_others: int, rate: BytesPerSecond) -> Seconds:
     """How long until ``missing`` bytes of one request are across a line that it shares with ``num_others`` transfers.

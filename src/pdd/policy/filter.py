@@ -8,56 +8,23 @@ so cold at main decode, so slow to send, so filtered again).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from pdd.core.request import Role
+from pdd.core.topology import FilterRule
 from pdd.core.units import Seconds
-
-MAX_SAVED_UP = 4.0
-"""So many filtered requests in a row at most, however few there were before."""
+from pdd.core.view import RequestView
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilterView:
-    """What is known of a request that would relay.
+def should_filter(view: RequestView, predicted_wait: Seconds | None) -> bool:
+    """Whether a request that would relay stays with relay decode: it will be done before main decode could begin, and may be.
 
-    ``predicted_wait`` is main decode's (None: unknown), ``itl`` relay decode's time per token (None: not measured yet),
-    ``likely_tokens`` what is still to come of the answer, on the safe side. ``relay_load`` is the share of relay decode's
-    places in use, of which a filtered request takes one for longer than others do.
+    Asked once, when prefill has just ended: whoever turns into a relay later has most of its transfer behind it.
     """
-
-    predicted_wait: Seconds | None
-    likely_tokens: int
-    itl: Seconds | None
-    filtered_last_turn: bool
-    within_share: bool
-    relay_load: float
-    max_load: float
-
-
-def should_filter(view: FilterView) -> bool:
-    """Whether relay decode will be done before main decode could begin, and may be."""
-    if view.predicted_wait is None or view.itl is None:
+    steered = view.steering.route is not None or view.steering.handoff_after_tokens is not None
+    if view.settings.filter is FilterRule.OFF or steered or view.route is not None or not view.main_available:
         return False
-    if view.filtered_last_turn or not view.within_share or view.relay_load > view.max_load:
+    if view.filtered_last_turn or not view.may_filter or view.relay_load > view.settings.one_shot_load:
         return False
-    return view.predicted_wait > view.likely_tokens * view.itl
-
-
-class FilterShare:
-    """Keeps the filtered part of all requests at or below ``max_share``, from the first request on. Not thread-safe."""
-
-    def __init__(self, max_share: float) -> None:
-        self._max_share = max_share
-        self._saved_up = 0.0
-
-    @property
-    def allows_one(self) -> bool:
-        return self._saved_up >= 1.0
-
-    def saw_request(self) -> None:
-        """Every request, filtered or not, adds its share."""
-        self._saved_up = min(MAX_SAVED_UP, self._saved_up + self._max_share)
-
-    def filtered_one(self) -> None:
-        """Call only while ``allows_one``."""
-        self._saved_up -= 1.0
+    itl = view.roles[Role.RELAY_DECODE].pace.unit_s
+    if predicted_wait is None or itl is None:
+        return False
+    return predicted_wait > view.likely_tokens * itl

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from pdd.core.ids import WorkerId
+from pdd.core.request import Role
 from pdd.core.topology import PlacementRule
-from pdd.core.units import Seconds
+from pdd.core.units import BytesPerSecond, Seconds
+from pdd.core.view import CandidateView, PlacementView
 
 STAY_FACTOR = 1.25
 """Home may cost so much more than the best other worker..."""
@@ -25,11 +28,16 @@ STAY_SLACK = Seconds(0.1)
 FULL_BATCH_SLOWDOWN = 0.5
 """Until it was measured: a full batch decodes each token half again as slowly as a single request. Weights are read once
 for all, KV for each."""
+RATE_UNKNOWN = BytesPerSecond(1.25e9)
+"""Assumed of a link of which nothing is known; the four below, of workers before anything was measured."""
+TOKEN_UNKNOWN = Seconds(0.02)
+NUM_TOKENS_UNKNOWN = 100.0
+BLOCK_UNKNOWN = Seconds(0.01)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerView:
-    """One candidate. ``lost_here``: this very request lost a generation there. ``trusted``: its breaker lets it through."""
+class Bid:
+    """What one candidate would cost, and what speaks against it."""
 
     name: WorkerId
     own: Seconds
@@ -37,9 +45,7 @@ class WorkerView:
     load: float
     """Requests that sit there, per generation that can run at once."""
     has_room: bool = True
-    """Its KV node is there, and has room for the request's blocks."""
     late: bool = False
-    """Its engine or its node has not answered its check yet: it may be down, but nobody knows."""
     lost_here: bool = False
     trusted: bool = True
 
@@ -53,21 +59,73 @@ class WorkerView:
         return (not self.trusted, self.lost_here, self.late, not self.has_room)
 
 
-def choose_worker(views: Sequence[WorkerView], rule: PlacementRule, *, home: WorkerId | None) -> WorkerId:
-    """``views`` is not empty: a worker in doubt is better than none. Ties go by name."""
+def choose_worker(view: PlacementView) -> WorkerId:
+    """A worker in doubt is better than none. Ties go by name."""
+    return choose_bid([make_bid(each, view) for each in view.candidates], view.settings.placement, home=view.home)
+
+
+def choose_bid(bids: Sequence[Bid], rule: PlacementRule, *, home: WorkerId | None) -> WorkerId:
+    """``bids`` is not empty."""
     match rule:
         case PlacementRule.PREFIX:
-            return _choose_by_prefix(views, home)
+            return _choose_by_prefix(bids, home)
         case PlacementRule.LEAST_LOADED:
-            return min(views, key=lambda view: (view.doubts[:2], view.load, view.name)).name
+            return min(bids, key=lambda bid: (bid.doubts[:2], bid.load, bid.name)).name
+        case _:
+            assert_never(rule)
 
 
-def _choose_by_prefix(views: Sequence[WorkerView], home: WorkerId | None) -> WorkerId:
-    best = min(views, key=lambda view: (view.doubts, view.cost, view.load, view.name))
-    for view in views:
-        if view.name == home and view.doubts == best.doubts and view.cost <= STAY_FACTOR * best.cost + STAY_SLACK:
-            return view.name
+def _choose_by_prefix(bids: Sequence[Bid], home: WorkerId | None) -> WorkerId:
+    best = min(bids, key=lambda bid: (bid.doubts, bid.cost, bid.load, bid.name))
+    for bid in bids:
+        if bid.name == home and bid.doubts == best.doubts and bid.cost <= STAY_FACTOR * best.cost + STAY_SLACK:
+            return bid.name
     return best.name
+
+
+def make_bid(candidate: CandidateView, view: PlacementView) -> Bid:
+    """What the request would cost at this candidate. A decoder's node must have room; prefill keeps what fits."""
+    costs = _prefill_costs if view.role is Role.PREFILL else _decode_costs
+    own, queue = costs(candidate, view)
+    free = candidate.free_blocks
+    return Bid(
+        name=candidate.name,
+        own=own,
+        queue=queue,
+        load=candidate.num_seats / candidate.max_batch,
+        has_room=free is not None and (view.role is Role.PREFILL or view.num_blocks <= free),
+        late=candidate.late,
+        lost_here=candidate.lost_here,
+        trusted=candidate.trusted,
+    )
+
+
+def _prefill_costs(candidate: CandidateView, view: PlacementView) -> tuple[Seconds, Seconds]:
+    """Prefill is bound by compute: who comes later waits until all blocks before are computed."""
+    block_s = (view.pace.unit_s or BLOCK_UNKNOWN) * candidate.slowness
+    own = Seconds(block_s * (candidate.num_missing + 1))
+    return own, Seconds(block_s * (candidate.backlog_blocks + candidate.num_seats))
+
+
+def _decode_costs(candidate: CandidateView, view: PlacementView) -> tuple[Seconds, Seconds]:
+    """A slow decoder costs its slowness already when it is alone."""
+    pace = view.pace
+    unit = (pace.alone_s or TOKEN_UNKNOWN) * candidate.slowness
+    measured = pace.crowd_s
+    crowd = unit * FULL_BATCH_SLOWDOWN / candidate.max_batch if measured is None else measured * candidate.slowness
+    num_tokens = pace.typical_work or NUM_TOKENS_UNKNOWN
+    alone = Seconds(num_tokens * unit)
+    queue = predict_decode_queue(
+        running=candidate.num_seats, max_batch=candidate.max_batch, alone=alone, crowd=Seconds(num_tokens * crowd)
+    )
+    return Seconds(_sending_time(candidate, view) + alone), queue
+
+
+def _sending_time(candidate: CandidateView, view: PlacementView) -> Seconds:
+    if candidate.num_missing == 0:
+        return Seconds(0.0)
+    rate = None if candidate.link is None else candidate.link.rate
+    return Seconds(candidate.num_missing * view.block_bytes / (rate or RATE_UNKNOWN))
 
 
 def predict_decode_queue(*, running: int, max_batch: int, alone: Seconds, crowd: Seconds) -> Seconds:

@@ -8,22 +8,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdd.core.ids import RequestId, Salt, TenantId, TokenId, WorkerId
-from pdd.core.request import FinishReason, HandoffMode, Role, Route, Sampling
+from pdd.core.request import FinishReason, Role, Route, Sampling, Steering
 from pdd.core.units import Bytes, Seconds
 from pdd.telemetry.events import Event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steering:
-    """What the ``pdd`` field of a request pins, for tests and experts. None leaves the choice to the policies.
-
-    ``route`` DIRECT never turns into a relay. ``handoff_after_tokens`` makes relay decode emit exactly that many tokens
-    before a one-shot hand-off (at least that many before a catch-up one), even if main decode must be waited for.
-    """
-
-    route: Route | None = None
-    handoff: HandoffMode | None = None
-    handoff_after_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,7 +105,7 @@ class _Simulation:
         self.readings.append(
             Reading(
                 at=Seconds(now),
-                running={status.worker: status.running for status in driver.pool.status()},
+                running={status.worker: status.running for status in driver.beliefs.workers.status(driver.now)},
                 queued=driver.room.num_waiting,
                 wan_bytes={link.name: self._carried(link) for link in self.world.topology.links},
                 held_blocks={name: node.life.index.num_held for name, node in self.world.nodes.items()},

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol
 
 from pdd.belief.links import LinkReading
-from pdd.core.ids import WorkerId
+from pdd.belief.workers import WorkerStatus
 from pdd.core.replication import NodeStats
 from pdd.core.request import Role, Route
 from pdd.core.units import Bytes, Seconds
@@ -48,33 +47,12 @@ class RequestFigures(Protocol):
     def missing_blocks_at_main(self) -> int | None: ...
 
 
-class WorkerFigures(Protocol):
-    """What is shown of a worker; ``router.driver.workers.worker.WorkerStatus`` has it."""
-
-    @property
-    def worker(self) -> WorkerId: ...
-    @property
-    def role(self) -> Role: ...
-    @property
-    def up(self) -> bool: ...
-    @property
-    def running(self) -> int: ...
-    @property
-    def max_batch(self) -> int: ...
-    @property
-    def restarts(self) -> int: ...
-    @property
-    def breaker(self) -> StrEnum: ...
-    @property
-    def why_down(self) -> str | None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterReading:
     """The state of a router at one moment. ``nodes`` are those that answer; ``shed`` counts since the beginning."""
 
     nodes: Sequence[NodeStats] = ()
-    workers: Sequence[WorkerFigures] = ()
+    workers: Sequence[WorkerStatus] = ()
     links: Sequence[LinkReading] = ()
     num_served: int = 0
     num_queued: int = 0

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pdd.belief.workers import WorkerStatus
 from pdd.core.replication import NodeStats
 from pdd.core.request import Role
 from pdd.policy.admission import ShedReason
-from pdd.telemetry.figures import RouterReading, WorkerFigures
+from pdd.telemetry.figures import RouterReading
 
 
 class ScrapedState(Collector):
@@ -54,7 +55,7 @@ def _collect_requests(reading: RouterReading) -> Iterator[Metric]:
     )
 
 
-def _collect_roles(workers: Sequence[WorkerFigures]) -> Iterator[Metric]:
+def _collect_roles(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
     up = GaugeMetricFamily("pdd_workers_up", "Workers that answer, by role.", labels=("role",))
     configured = GaugeMetricFamily("pdd_workers_configured", "Workers of the topology, by role.", labels=("role",))
     for role in Role:
@@ -64,7 +65,7 @@ def _collect_roles(workers: Sequence[WorkerFigures]) -> Iterator[Metric]:
     yield from (up, configured)
 
 
-def _collect_workers(workers: Sequence[WorkerFigures]) -> Iterator[Metric]:
+def _collect_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
     labels = ("worker", "role")
     up = GaugeMetricFamily("pdd_worker_up", "1 for a worker that answers, 0 for one that does not.", labels=labels)
     running = GaugeMetricFamily("pdd_worker_requests", "Requests that have a seat at a worker.", labels=labels)

@@ -1,23 +1,16 @@
 import pytest
 
-from pdd.core.request import HandoffMode
+from pdd.core.request import HandoffMode, Route, Steering
 from pdd.core.topology import HandoffRule
-from pdd.policy.handoff import MIN_CAP_TOKENS, HandoffView, choose_handoff, choose_relay_cap
+from pdd.policy.handoff import MIN_CAP_TOKENS, Batches, choose_handoff, choose_relay_cap
+from tests.support.views import request_view
 
 ONE_SHOT, CATCH_UP = HandoffMode.ONE_SHOT, HandoffMode.CATCH_UP
 
 
-def _choose(gap, previous_gap=None, rounds=0, threshold_tokens=64, max_rounds=3, **rest):
-    return choose_handoff(
-        HandoffView(
-            gap=gap,
-            previous_gap=previous_gap,
-            rounds=rounds,
-            threshold_tokens=threshold_tokens,
-            max_rounds=max_rounds,
-            **rest,
-        )
-    )
+def _choose(gap, previous_gap=None, rounds=0, **surroundings):
+    batches = Batches(gap=gap, previous_gap=previous_gap, rounds=rounds)
+    return choose_handoff(request_view(**surroundings), batches)
 
 
 @pytest.mark.parametrize(("gap", "mode"), [(0, ONE_SHOT), (64, ONE_SHOT), (65, CATCH_UP), (500, CATCH_UP)])
@@ -56,13 +49,13 @@ def test_a_busy_relay_decode_is_released_at_once(load, mode):
 
 def test_the_rivals_ask_for_no_load():
     busy = {"relay_load": 1.0, "one_shot_load": 0.75}
-    assert _choose(500, rule=HandoffRule.CATCH_UP, **busy) is CATCH_UP
-    assert _choose(10, rule=HandoffRule.CATCH_UP, **busy) is ONE_SHOT
-    assert _choose(500, rule=HandoffRule.ONE_SHOT) is ONE_SHOT
+    assert _choose(500, handoff=HandoffRule.CATCH_UP, **busy) is CATCH_UP
+    assert _choose(10, handoff=HandoffRule.CATCH_UP, **busy) is ONE_SHOT
+    assert _choose(500, handoff=HandoffRule.ONE_SHOT) is ONE_SHOT
 
 
-def _cap(wait=10.0, itl=0.02, load=0.9):
-    return choose_relay_cap(predicted_wait=wait, itl=itl, relay_load=load, one_shot_load=0.75)
+def _cap(wait=10.0, itl=0.02, load=0.9, **surroundings):
+    return choose_relay_cap(request_view(itl=itl, relay_load=load, **surroundings), wait)
 
 
 def test_a_relay_is_cut_short_only_while_room_is_short():
@@ -75,3 +68,8 @@ def test_a_relay_may_always_give_a_few_tokens():
 
 def test_a_relay_of_unknown_length_or_pace_has_no_cap():
     assert (_cap(wait=None), _cap(itl=None)) == (None, None)
+
+
+def test_a_relay_that_is_pinned_or_has_nothing_to_wait_for_has_no_cap():
+    assert _cap(steering=Steering(route=Route.RELAY)) is None
+    assert _cap(main_available=False) is None

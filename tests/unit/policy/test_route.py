@@ -2,24 +2,12 @@ import pytest
 
 from pdd.core.request import Route
 from pdd.core.topology import RouteRule
-from pdd.policy.route import RouteView, choose_route, priced_threshold, should_prepare_relay
-
-
-def _view(**changes):
-    view = {
-        "missing": 10_000_000,
-        "backlog": 10_000_000,
-        "num_others": 1,
-        "rate": 2_500_000.0,
-        "prompt_bytes": 28_000_000,
-        "relay_available": True,
-        "threshold": 2.0,
-    }
-    return RouteView(**{**view, **changes})
+from pdd.policy.route import choose_route, priced_threshold, should_prepare_relay
+from tests.support.views import request_view
 
 
 def _choose(**changes):
-    return choose_route(_view(**changes))
+    return choose_route(request_view(**changes))
 
 
 def test_a_long_wait_relays_and_says_why():
@@ -79,11 +67,11 @@ def test_every_other_transfer_takes_its_share_of_the_line():
 
 @pytest.mark.parametrize(("load", "threshold"), [(0.0, 2.0), (0.5, 4.0), (0.75, 8.0), (1.0, None), (1.2, None)])
 def test_a_place_at_relay_decode_costs_more_the_fewer_are_left(load, threshold):
-    assert priced_threshold(_view(relay_load=load)) == threshold
+    assert priced_threshold(request_view(relay_load=load)) == threshold
 
 
 def test_the_rule_that_keeps_relays_knows_no_price():
-    assert priced_threshold(_view(relay_load=1.2, rule=RouteRule.RELAY_ONLY)) == 2.0
+    assert priced_threshold(request_view(relay_load=1.2, rule=RouteRule.RELAY_ONLY)) == 2.0
     assert _choose(relay_load=1.2, rule=RouteRule.RELAY_ONLY).route is Route.RELAY
 
 
@@ -101,7 +89,7 @@ def test_a_full_relay_decode_takes_nobody(rate):
 
 @pytest.mark.parametrize(("missing", "route"), [(6_250_000, Route.DIRECT), (6_250_001, Route.RELAY)])
 def test_who_was_told_to_wait_turns_only_when_things_got_clearly_worse(missing, route):
-    assert _choose(missing=missing, backlog=missing, turning=True).route is route
+    assert _choose(missing=missing, backlog=missing, route=Route.DIRECT).route is route
 
 
 def test_without_main_decode_cluster_a_serves_alone():
@@ -139,4 +127,4 @@ def test_by_the_rule_direct_nobody_relays():
     ],
 )
 def test_relay_decode_gets_the_prompt_ahead_if_a_relay_is_likely(changes, prepared):
-    assert should_prepare_relay(_view(**changes)) is prepared
+    assert should_prepare_relay(request_view(**changes)) is prepared

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from pdd.belief.health import BreakerState
+from pdd.belief.workers import Seat
 from pdd.core.errors import CapacityExhausted, ContextTooLong, InvalidRequest, PddError, Unavailable, WorkerFailed
 from pdd.core.ids import NodeId, RequestId, Salt, WorkerId
 from pdd.core.request import GREEDY, FinishReason, Generation, Role, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.kvnode.memory_network import MemoryNetwork
-from pdd.policy.health import BreakerState
 from pdd.protocol import relay
 from pdd.router.clock import LoopClock
 from pdd.router.driver.request.decoders import Decoders
@@ -22,7 +23,7 @@ from pdd.router.driver.request.mailbox import Inbox, InboxEvent, Refusal
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.prefill_turns import PrefillTurns
-from pdd.router.driver.workers.worker import Seat, Worker
+from pdd.router.driver.workers.worker import Worker
 from pdd.sim.loop import VirtualTimeLoop, run
 from tests.support.worlds import KV_FORMAT
 
@@ -123,11 +124,11 @@ class Stage:
         )
 
     def sit(self, number: int = 0) -> Seat:
-        return self.pool.take(WorkerId(f"engine-{number}" if number else "engine"))
+        return self.pool.workers.take(WorkerId(f"engine-{number}" if number else "engine"), now())
 
     @property
     def breaker(self) -> BreakerState:
-        (status,) = self.pool.status()
+        (status,) = self.pool.workers.status(now())
         return status.breaker
 
 
@@ -157,7 +158,7 @@ def test_spans_arrive_until_the_last_and_nothing_after_it() -> None:
             (5, 1),
         ]
         await asyncio.sleep(100.0)
-        assert stage.pool.has(Role.MAIN_DECODE)
+        assert stage.pool.workers.has(Role.MAIN_DECODE)
 
     stage.play(scene)
 
@@ -187,7 +188,7 @@ def test_a_process_that_was_replaced_is_lost_even_if_its_connection_stays() -> N
         stage.engine.life = 2
         assert await until_lost(stage) == [LOST]
         assert now() < 1.1
-        assert stage.pool.has(Role.MAIN_DECODE), "the new one has done nothing wrong"
+        assert stage.pool.workers.has(Role.MAIN_DECODE), "the new one has done nothing wrong"
 
     stage.play(scene)
 
@@ -219,7 +220,7 @@ def test_an_engine_may_be_silent_for_so_long_and_longer_only_before_the_first_to
         decoders.decode(stage.sit(), generation(), has_prompt=has_prompt)
         await until_lost(stage)
         assert now() == pytest.approx(patience, abs=0.01)
-        assert not stage.pool.has(Role.MAIN_DECODE), "it is asked before it gets anything else"
+        assert not stage.pool.workers.has(Role.MAIN_DECODE), "it is asked before it gets anything else"
 
     stage.play(scene)
 
@@ -240,10 +241,10 @@ def test_patience_with_a_prefill_goes_by_what_was_measured_of_prefills_and_what_
 
     async def scene(decoders: Decoders) -> None:
         name = WorkerId("engine")
-        stage.pool.pace(Role.PREFILL).record(name, work=1.0, seconds=Seconds(block_s), now=Seconds(0.0))
+        stage.pool.workers.pace(Role.PREFILL).record(name, work=1.0, seconds=Seconds(block_s), now=Seconds(0.0))
         if before:
-            stage.pool.take(name, num_missing=before)
-        seat = stage.pool.take(name, num_missing=3, num_blocks=5)
+            stage.pool.workers.take(name, now(), num_missing=before)
+        seat = stage.pool.workers.take(name, now(), num_missing=3, num_blocks=5)
         decoders.decode(seat, generation(position=0, max_tokens=1), has_prompt=False)
         await until_lost(stage)
         assert now() == pytest.approx(patience, abs=0.01)
@@ -255,7 +256,7 @@ def test_what_was_measured_of_prefills_says_nothing_about_a_decoder_that_compute
     stage = Stage()
 
     async def scene(decoders: Decoders) -> None:
-        stage.pool.pace(Role.PREFILL).record(WorkerId("p"), work=1.0, seconds=Seconds(0.01), now=Seconds(0.0))
+        stage.pool.workers.pace(Role.PREFILL).record(WorkerId("p"), work=1.0, seconds=Seconds(0.01), now=Seconds(0.0))
         decoders.decode(stage.sit(), generation(), has_prompt=False)
         await until_lost(stage)
         assert now() == pytest.approx(300.0, abs=0.01)
@@ -312,7 +313,7 @@ def test_a_span_that_was_not_due_is_a_failure_of_the_worker_and_is_not_passed_on
     async def scene(decoders: Decoders) -> None:
         decoders.decode(stage.sit(), generation(), has_prompt=True)
         assert await until_lost(stage) == [LOST]
-        assert not stage.pool.has(Role.MAIN_DECODE)
+        assert not stage.pool.workers.has(Role.MAIN_DECODE)
 
     stage.play(scene)
 
@@ -358,7 +359,7 @@ def test_what_the_client_or_the_crowd_has_done_is_never_held_against_a_worker(re
             decoders.decode(stage.sit(), generation(), has_prompt=True)
             _ = await stage.inbox.get()
         assert stage.breaker is BreakerState.CLOSED
-        assert stage.pool.has(Role.MAIN_DECODE)
+        assert stage.pool.workers.has(Role.MAIN_DECODE)
 
     stage.play(scene)
 
@@ -489,7 +490,7 @@ async def open_breaker(stage: Stage) -> None:
     for _ in range(3):
         seat = stage.sit()
         stage.pool.suspect(seat)
-        stage.pool.release(seat)
+        stage.pool.workers.release(seat)
         await asyncio.sleep(0.01)
 
 
@@ -527,10 +528,10 @@ def test_a_decoders_pace_is_measured_between_its_spans() -> None:
         for _ in range(3):
             await stage.inbox.get()
         await asyncio.sleep(0.01)
-        pace = stage.pool.pace(Role.MAIN_DECODE)
+        pace = stage.pool.workers.pace(Role.MAIN_DECODE)
         assert pace.unit_s == pytest.approx(1.0 / 9)
         assert pace.typical_work == 9
-        assert stage.pool.pace(Role.PREFILL).unit_s is None
+        assert stage.pool.workers.pace(Role.PREFILL).unit_s is None
 
     stage.play(scene)
 
@@ -539,11 +540,13 @@ def test_prefills_pace_is_that_of_prompts_alone() -> None:
     stage = Stage(4.0, span(0), 3.0, span(1, last=True), role=Role.PREFILL)
 
     async def scene(decoders: Decoders) -> None:
-        decoders.decode(stage.pool.take(WorkerId("engine"), num_missing=7), generation(position=0), has_prompt=False)
+        decoders.decode(
+            stage.pool.workers.take(WorkerId("engine"), now(), num_missing=7), generation(position=0), has_prompt=False
+        )
         for _ in range(2):
             await stage.inbox.get()
         await asyncio.sleep(0.01)
-        assert stage.pool.pace(Role.PREFILL).unit_s == pytest.approx(0.5)
+        assert stage.pool.workers.pace(Role.PREFILL).unit_s == pytest.approx(0.5)
 
     stage.play(scene)
 
@@ -556,7 +559,7 @@ def test_what_prefill_decodes_in_need_says_nothing_about_its_prompts() -> None:
         for _ in range(2):
             await stage.inbox.get()
         await asyncio.sleep(0.01)
-        assert stage.pool.pace(Role.PREFILL).unit_s is None
+        assert stage.pool.workers.pace(Role.PREFILL).unit_s is None
 
     stage.play(scene)
 
@@ -595,11 +598,11 @@ def test_the_crowd_that_a_decoder_was_in_is_counted_until_it_has_left() -> None:
             decoders.decode(stage.sit(), generation(), has_prompt=True)
             await asyncio.sleep(0.3)
         await asyncio.sleep(10.0)
-        (state,) = stage.pool.candidates(Role.MAIN_DECODE)
+        (state,) = stage.pool.workers.candidates(Role.MAIN_DECODE)
         assert state.num_decoding == 0
-        beside = stage.pool.begin_decoding(stage.sit())
+        beside = stage.pool.workers.begin_decoding(stage.sit())
         assert beside == 0
-        stage.pool.end_decoding(stage.sit(), num_tokens=0, seconds=Seconds(0.0), beside=beside)
+        stage.pool.workers.end_decoding(stage.sit(), now(), num_tokens=0, seconds=Seconds(0.0), beside=beside)
 
     stage.play(scene)
 
@@ -618,7 +621,7 @@ def test_a_decoders_pace_is_measured_together_with_the_crowd_that_it_was_in() ->
             for _ in range(10 * num):
                 await stage.inbox.get()
             await asyncio.sleep(0.01)
-        pace = stage.pool.pace(Role.MAIN_DECODE)
+        pace = stage.pool.workers.pace(Role.MAIN_DECODE)
         assert pace.crowd_s == pytest.approx(0.1 / 5, rel=0.01)
         assert pace.alone_s == pytest.approx(0.1, rel=0.01)
 

@@ -10,12 +10,12 @@ import pytest
 
 from pdd.core.errors import CapacityExhausted, ContextTooLong, LocalProtocolError, Unavailable
 from pdd.core.ids import RequestId, WorkerId
-from pdd.core.request import FinishReason, HandoffMode, Role, Route
+from pdd.core.request import FinishReason, HandoffMode, Role, Route, Steering
 from pdd.core.topology import AdmissionTable, PolicyTable
 from pdd.core.units import Seconds
 from pdd.engine.scripted.engine import Faults, Script
 from pdd.protocol import relay
-from pdd.router.base import EmittedSpan, Steering
+from pdd.router.base import EmittedSpan
 from pdd.router.clock import LoopClock
 from pdd.router.driver.request.answer import RunningAnswer
 from pdd.router.driver.request.report import Reporter
@@ -37,6 +37,8 @@ from tests.support.worlds import (
     running_world,
     with_policy,
 )
+
+now = LoopClock().now
 
 SLOW_LINE = WorldSpec(blocks_per_s=2.0)
 """The six blocks of the usual prompt take 3 s."""
@@ -298,7 +300,7 @@ def test_prefills_place_is_free_after_its_token() -> None:
             async for span in answer:
                 if span.role is RLD:
                     break
-            running = {status.role: status.running for status in world.driver.pool.status()}
+            running = {status.role: status.running for status in world.driver.pool.workers.status(now())}
             assert running == {P: 0, RLD: 1, MD: 1}
 
     run(main())
@@ -309,7 +311,7 @@ def test_two_emissions_of_one_batch_are_both_sent_and_the_last_says_why_it_is_th
         async with running_world(FAST_LINE) as world:
             reporter = Reporter(RequestId("r"), num_prompt_tokens=100, clock=LoopClock())
             request_run = RequestRun(make_request(), world.driver._shared, reporter)
-            request_run._decoders._seats[1] = world.driver.pool.take(WorkerId("relay_decode-0"))
+            request_run._decoders._seats[1] = world.driver.pool.workers.take(WorkerId("relay_decode-0"), now())
             emitted = [relay.Emit(attempt=1, role=RLD, first_position=index, tokens=(index,)) for index in range(2)]
             request_run._carry_out((*emitted, relay.Finish(reason=FinishReason.LENGTH)))
             spans = [await request_run.outbox.receive() for _ in range(3)]
@@ -966,7 +968,7 @@ def test_an_engine_that_is_full_is_not_taken_for_dead() -> None:
                 await asyncio.sleep(0.1)
                 with pytest.raises(Unavailable):
                     _ = await ask(world, make_request(1))
-                assert world.driver.pool.has(P)
+                assert world.driver.pool.workers.has(P)
             tries = [c for request, c in world.commands if request == "r1" and isinstance(c, relay.StartDecode)]
             assert len(tries) == 3, "a suspect would not have been tried again"
             await finish(world)
@@ -995,7 +997,7 @@ def test_who_failed_in_mid_stream_gets_nobody_else_before_it_has_answered_a_chec
                 await asyncio.sleep(0.5)
                 world.engines[MD][0].die()
                 await asyncio.sleep(0.001)
-                assert not world.driver.pool.has(MD)
+                assert not world.driver.pool.workers.has(MD)
             assert len(client.result().tokens) == 60
             await finish(world)
 

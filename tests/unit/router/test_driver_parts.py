@@ -19,8 +19,11 @@ from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.worker import Worker
 from pdd.sim.loop import run
+from tests.support.beliefs import beliefs_around
 from tests.support.worlds import WorldSpec, build_world
-from tests.unit.router.test_pool import place_by_load
+from tests.unit.router.test_pool import BY_LOAD
+
+now = LoopClock().now
 
 
 def span(position: int, reason: FinishReason | None = None) -> EmittedSpan:
@@ -110,7 +113,7 @@ def test_a_request_stays_at_its_worker_and_goes_elsewhere_after_a_loss() -> None
     async def main() -> None:
         pool = Pool(workers(), DriverSettings(), LoopClock())
         await pool.check_all()
-        seats = RequestSeats(pool, place_by_load(pool), (), None, num_blocks=0)
+        seats = RequestSeats(beliefs_around(pool), (), None, num_blocks=0, settings=BY_LOAD, clock=LoopClock())
         first = seats.take(Role.MAIN_DECODE)
         assert first is not None
         assert seats.take(Role.MAIN_DECODE) is first
@@ -119,6 +122,6 @@ def test_a_request_stays_at_its_worker_and_goes_elsewhere_after_a_loss() -> None
         assert second is not None
         assert (first.worker.name, second.worker.name) == ("main_decode-0", "main_decode-1")
         seats.give_up_all()
-        assert all(status.running == 0 for status in pool.status())
+        assert all(status.running == 0 for status in pool.workers.status(now()))
 
     run(main())

@@ -8,26 +8,29 @@ from typing import Any
 
 import pytest
 
+from pdd.belief.beliefs import PlacementQuestion
+from pdd.belief.conversations import Conversation
 from pdd.belief.links import Links
+from pdd.belief.workers import Seat
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId, OrderId, WatchId, WorkerId
 from pdd.core.replication import ReplicationProgress, Watch
 from pdd.core.request import Role
-from pdd.core.topology import PlacementRule
+from pdd.core.topology import PlacementRule, PolicyTable
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.kvnode.memory import MemoryNode
 from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.router.clock import LoopClock
-from pdd.router.driver.request.seats import RequestSeats
+from pdd.router.driver.request.seats import RequestSeats, take_best
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.workers.conversations import Conversation
-from pdd.router.driver.workers.directory import BlockDirectory
-from pdd.router.driver.workers.placement import Placement
 from pdd.router.driver.workers.pool import Pool
-from pdd.router.driver.workers.worker import Seat, Worker
+from pdd.router.driver.workers.worker import Worker
 from pdd.sim.loop import run
+from tests.support.beliefs import beliefs_around
 from tests.support.worlds import KV_FORMAT
 from tests.unit.router.test_pool import SwitchedEngine
+
+now = LoopClock().now
 
 P, RLD, MD = Role.PREFILL, Role.RELAY_DECODE, Role.MAIN_DECODE
 BLOCK_BYTES = Bytes(1_000_000)
@@ -68,10 +71,8 @@ class Stage:
             LoopClock(),
         )
         self.links = Links({("A", "B"): WAN}, local_rate=BytesPerSecond(1e9), block_bytes=BLOCK_BYTES)
-        self.directory = BlockDirectory(self.pool.node_stats)
-        self.placement = Placement(
-            self.pool, self.directory, self.links, rule=rule, block_bytes=BLOCK_BYTES, clock=LoopClock()
-        )
+        self.beliefs = beliefs_around(self.pool, links=self.links, block_bytes=BLOCK_BYTES)
+        self.settings = PolicyTable(placement=rule)
 
     def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
@@ -91,14 +92,17 @@ class Stage:
         conversation: Conversation | None = None,
         near: str | None = None,
         num_blocks: int = 0,
-    ) -> Seat:
-        seat = self.placement.pick(
-            role,
-            hashes,
-            conversation=conversation,
-            near=None if near is None else WorkerId(near),
+        lost_at: frozenset[WorkerId] = frozenset(),
+    ) -> Seat[Worker]:
+        question = PlacementQuestion(
+            role=role,
+            hashes=hashes,
             num_blocks=num_blocks,
+            conversation=conversation,
+            lost_at=lost_at,
+            source=None if near is None else self.pool.workers.worker(WorkerId(near)).site,
         )
+        seat = take_best(self.beliefs, question, self.settings, now())
         assert seat is not None
         return seat
 
@@ -106,13 +110,15 @@ class Stage:
         return self.sit(role, hashes, **choices).worker.name
 
     def landed(self, node: str, hashes: Sequence[BlockHash]) -> None:
-        self.directory.landed(NodeId(node), hashes)
+        self.beliefs.prefixes.landed(NodeId(node), hashes)
 
     def pace(self, role: Role, **seconds: float) -> None:
         """Each worker did a hundred units of work within so long, again and again."""
         for _ in range(20):
             for name, duration in seconds.items():
-                self.pool.pace(role).record(WorkerId(name), work=100, seconds=Seconds(duration), now=Seconds(0.0))
+                self.pool.workers.pace(role).record(
+                    WorkerId(name), work=100, seconds=Seconds(duration), now=Seconds(0.0)
+                )
 
 
 def talk(**workers: str) -> Conversation:
@@ -138,7 +144,7 @@ def test_prefill_is_chosen_with_its_nodes_prefix() -> None:
         assert stage.take(P, LONG) == "p0"
         stage.landed("np1", LONG[:50])
         assert stage.sit(P, LONG).worker.name == "p1"
-        assert stage.pool.status()[3].running == 1
+        assert stage.pool.workers.status(now())[3].running == 1
 
     stage.play(scene)
 
@@ -171,9 +177,9 @@ def test_a_seat_given_back_takes_its_blocks_along() -> None:
 
     async def scene() -> None:
         seat = stage.sit(P, LONG)
-        stage.pool.release(seat)
-        stage.pool.release(seat)
-        assert [state.num_missing for state in stage.pool.candidates(P)] == [0, 0]
+        stage.pool.workers.release(seat)
+        stage.pool.workers.release(seat)
+        assert [state.num_missing for state in stage.pool.workers.candidates(P)] == [0, 0]
         assert stage.take(P, blocks(7)) == "p0"
 
     stage.play(scene)
@@ -196,16 +202,16 @@ def test_prefill_is_measured_by_what_it_computed_in_the_time_it_was_busy() -> No
     async def scene() -> None:
         first, second = stage.sit(P, LONG[:9]), stage.sit(P, LONG[:19])
         await asyncio.sleep(1.0)
-        stage.pool.prefilled(first, whole=True)
+        stage.pool.workers.prefilled(first, now(), whole=True)
         await asyncio.sleep(1.0)
-        stage.pool.prefilled(second, whole=True)
+        stage.pool.workers.prefilled(second, now(), whole=True)
         assert (first.worker.name, second.worker.name) == ("p0", "p1")
-        assert stage.pool.pace(P).unit_s == pytest.approx(3.0 / 30)
-        assert stage.pool.pace(P).slowness(WorkerId("p0"), Seconds(2.0)) == pytest.approx(1.0, abs=0.05)
+        assert stage.pool.workers.pace(P).unit_s == pytest.approx(3.0 / 30)
+        assert stage.pool.workers.pace(P).slowness(WorkerId("p0"), Seconds(2.0)) == pytest.approx(1.0, abs=0.05)
         third = stage.sit(P, LONG[:39])
         await asyncio.sleep(1.0)
-        stage.pool.prefilled(third, whole=True)
-        assert stage.pool.pace(P).slowness(third.worker.name, Seconds(3.0)) < 1.0
+        stage.pool.workers.prefilled(third, now(), whole=True)
+        assert stage.pool.workers.pace(P).slowness(third.worker.name, Seconds(3.0)) < 1.0
 
     stage.play(scene)
 
@@ -214,11 +220,11 @@ def test_prompts_that_are_computed_side_by_side_do_not_make_each_other_look_slow
     stage = Stage()
 
     async def scene() -> None:
-        seats = [stage.pool.take(WorkerId("p0"), num_missing=9) for _ in range(4)]
+        seats = [stage.pool.workers.take(WorkerId("p0"), now(), num_missing=9) for _ in range(4)]
         await asyncio.sleep(4.0)
         for seat in seats:
-            stage.pool.prefilled(seat, whole=True)
-        assert stage.pool.pace(P).unit_s == pytest.approx(4.0 / 40)
+            stage.pool.workers.prefilled(seat, now(), whole=True)
+        assert stage.pool.workers.pace(P).unit_s == pytest.approx(4.0 / 40)
 
     stage.play(scene)
 
@@ -256,14 +262,14 @@ def test_a_line_that_is_slow_just_now_makes_a_prefix_dearer() -> None:
         stage.pace(MD, m0=8.0, m1=8.0)
         stage.landed("nm1", LONG[:2])
         for _ in range(2):
-            stage.pool.take(WorkerId("m1"))
+            stage.pool.workers.take(WorkerId("m1"), now())
         seat = stage.sit(MD, LONG, near="p0")
         assert seat.worker.name == "m0", "two blocks are a fifth of a second"
-        stage.pool.release(seat)
+        stage.pool.workers.release(seat)
         for second in range(4):
             stage.links.record(
-                stage.pool.worker(WorkerId("p0")).site,
-                stage.pool.worker(WorkerId("m0")).site,
+                stage.pool.workers.worker(WorkerId("p0")).site,
+                stage.pool.workers.worker(WorkerId("m0")).site,
                 ReplicationProgress(
                     order=OrderId("o"),
                     num_missing=1000,
@@ -302,7 +308,7 @@ def test_decoders_that_a_crowd_slows_down_much_share_it_before_their_batches_are
         assert [stage.take(MD, LONG[:20], near="p0") for _ in range(2)] == ["m0", "m0"]
         for beside in (0, 4):
             for name in ("m0", "m1"):
-                stage.pool.pace(MD).record(
+                stage.pool.workers.pace(MD).record(
                     WorkerId(name), work=100, seconds=Seconds(2.0 + 4 * beside), now=Seconds(0.0), beside=beside
                 )
         assert stage.take(MD, LONG[:20], near="p0") == "m1"
@@ -347,7 +353,7 @@ def test_room_that_was_promised_since_the_books_were_read_is_taken() -> None:
         assert stage.take(MD, LONG, near="p0", num_blocks=600) == "m0"
         second = stage.sit(MD, LONG, near="p0", num_blocks=600)
         assert second.worker.name == "m1"
-        stage.pool.release(second)
+        stage.pool.workers.release(second)
         assert stage.take(MD, LONG, near="p0", num_blocks=400) == "m0"
         assert stage.take(MD, LONG, near="p0", num_blocks=1000) == "m1", "what was given back is free"
 
@@ -378,10 +384,10 @@ def test_a_worker_that_is_late_with_an_answer_is_passed_over_long_before_it_coun
             stage.nodes["nm0"].hang()
         for wait in (2.1, 1.1):
             await asyncio.sleep(wait)  # the second time it has just been asked again
-            assert len(stage.pool.candidates(MD)) == 2
+            assert len(stage.pool.workers.candidates(MD)) == 2
             seat = stage.sit(MD, LONG, near="p0", conversation=talk(main_decode="m0"))
             assert seat.worker.name == "m1"
-            stage.pool.release(seat)
+            stage.pool.workers.release(seat)
         stage.engines["m0"].hangs = False
         stage.nodes["nm0"].resume()
         await asyncio.sleep(3.0)
@@ -400,8 +406,8 @@ def test_an_engine_whose_tokens_come_is_not_late_whatever_its_check_does() -> No
             await asyncio.sleep(0.4)
             assert stage.take(MD, conversation=talk(main_decode="m0")) == "m0"
             seat.lifetime.heard = True
-            for taken in [s for state in stage.pool.candidates(MD) for s in state.seats]:
-                stage.pool.release(taken)
+            for taken in [s for state in stage.pool.workers.candidates(MD) for s in state.seats]:
+                stage.pool.workers.release(taken)
 
     stage.play(scene)
 
@@ -460,7 +466,8 @@ def test_nobody_up_is_nobody_chosen() -> None:
         for engine in stage.engines.values():
             engine.up = False
         await asyncio.sleep(1.5)
-        assert stage.placement.pick(MD, LONG) is None
+        question = PlacementQuestion(role=MD, hashes=LONG, num_blocks=0)
+        assert take_best(stage.beliefs, question, stage.settings, now()) is None
 
     stage.play(scene)
 
@@ -469,7 +476,9 @@ def test_nobody_up_is_nobody_chosen() -> None:
 
 
 def seats_of(stage: Stage, *, num_blocks: int = 0, conversation: Conversation | None = None) -> RequestSeats:
-    return RequestSeats(stage.pool, stage.placement, LONG, conversation, num_blocks=num_blocks)
+    return RequestSeats(
+        stage.beliefs, LONG, conversation, num_blocks=num_blocks, settings=stage.settings, clock=LoopClock()
+    )
 
 
 def name(seat: Seat | None) -> str | None:
@@ -492,7 +501,7 @@ def test_a_request_leaves_a_worker_whose_process_is_gone_and_goes_elsewhere_afte
         seats.lose(second)
         assert name(seats.take(MD)) == ("m1" if second.worker.name == "m0" else "m0")
         seats.give_up_all()
-        assert all(status.running == 0 for status in stage.pool.status())
+        assert all(status.running == 0 for status in stage.pool.workers.status(now()))
 
     stage.play(scene)
 

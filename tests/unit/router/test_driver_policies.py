@@ -10,12 +10,11 @@ import pytest
 
 from pdd.core.errors import BlocksLost
 from pdd.core.replication import ReplicationOrder, ReplicationProgress
-from pdd.core.request import HandoffMode, Role, Route
+from pdd.core.request import HandoffMode, Role, Route, Steering
 from pdd.core.topology import FilterRule, PolicyTable, RouteRule
 from pdd.core.units import Seconds
 from pdd.kvnode.memory import MemoryNode
 from pdd.protocol import relay
-from pdd.router.base import Steering
 from pdd.sim.loop import run
 from tests.support.worlds import (
     BLOCK_BYTES,
@@ -372,10 +371,10 @@ def test_a_full_relay_decode_takes_not_even_those_that_pin_it() -> None:
             requests = [make_request(number, max_tokens=200, steering=pinned) for number in range(6)]
             asked = [clients.create_task(ask(world, request)) for request in requests]
             await asyncio.sleep(1.0)
-            assert world.driver.pool.load(RLD) == 1.0
+            assert world.driver.pool.workers.role_view(RLD).load == 1.0
             assert [targets(world, f"r{number}") for number in range(6)] == [[MD, RLD]] * 2 + [[MD]] * 4
             while not all(task.done() for task in asked):
-                assert world.driver.pool.load(RLD) <= 1.0
+                assert world.driver.pool.workers.role_view(RLD).load <= 1.0
                 await asyncio.sleep(0.1)
             firsts = [next(e for e in task.result().report.events if e.name == "route_chosen") for task in asked]
             assert [e.fields["route"] for e in firsts] == [Route.RELAY] * 2 + [Route.DIRECT] * 4
@@ -408,7 +407,7 @@ def test_a_relay_that_has_handed_over_leaves_its_place() -> None:
             async with world.driver.open(make_request(0, max_tokens=400)) as answer:
                 loads: dict[Role, float] = {}
                 async for span in answer:
-                    loads.setdefault(span.role, world.driver.pool.load(RLD))
+                    loads.setdefault(span.role, world.driver.pool.workers.role_view(RLD).load)
             assert loads[RLD] > 0
             await asyncio.sleep(0)
             assert loads[MD] == 0

@@ -9,11 +9,12 @@ import pytest
 
 from pdd.core.errors import CapacityExhausted
 from pdd.core.replication import ReplicationOrder
-from pdd.core.request import Generation, Role, Route, SendClass
+from pdd.core.request import Generation, Role, Route, SendClass, Steering
 from pdd.core.topology import AdmissionTable
 from pdd.core.units import Seconds
 from pdd.protocol import relay
-from pdd.router.base import Steering, TokenRequest
+from pdd.router.base import TokenRequest
+from pdd.router.clock import LoopClock
 from pdd.sim.loop import run
 from tests.support.worlds import (
     BLOCK_BYTES,
@@ -28,6 +29,8 @@ from tests.support.worlds import (
     make_request,
     running_world,
 )
+
+now = LoopClock().now
 
 P, RLD, MD = Role.PREFILL, Role.RELAY_DECODE, Role.MAIN_DECODE
 
@@ -192,7 +195,7 @@ def test_a_held_prefill_goes_on_from_what_it_had_computed() -> None:
             (_, resumed) = [at for name, at in events if name == "prefill_started"]
             (token,) = [at for name, at in events if name == "first_token"]
             assert token - resumed < alone_s - 0.4
-            pace = world.driver.pool.pace(P).unit_s
+            pace = world.driver.pool.workers.pace(P).unit_s
             assert pace == pytest.approx(alone_s / (PROMPT_BLOCKS + 1), rel=0.1), (
                 "the time for which one was held tells nothing"
             )
@@ -225,7 +228,7 @@ def test_a_prefill_worker_that_dies_while_a_prefill_is_held_there_is_replaced() 
                 await asyncio.sleep(0.5)
                 second = clients.create_task(ask(world, request_of(1, max_tokens=20)))
                 await asyncio.sleep(1.5)  # the first one's prefill is over
-                (held_at,) = [s.worker for s in world.driver.pool.status() if s.role is P and s.running]
+                (held_at,) = [s.worker for s in world.driver.pool.workers.status(now()) if s.role is P and s.running]
                 dying = next(engine for engine in world.engines[P] if engine.worker == held_at)
                 dying.die()
                 await first

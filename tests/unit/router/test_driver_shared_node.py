@@ -6,12 +6,11 @@ import asyncio
 from functools import partial
 
 from pdd.core.ids import NodeId, WorkerId
-from pdd.core.request import Role, Route
+from pdd.core.request import Role, Route, Steering
 from pdd.core.topology import EngineKind, EngineTable, LinkTable, NodeTable, RouterTable, Topology
 from pdd.core.units import BitsPerSecond, Bytes
 from pdd.engine.scripted.engine import Script, ScriptedEngine
 from pdd.kvnode.memory import MemoryNode
-from pdd.router.base import Steering
 from pdd.sim.loop import run
 from pdd.sim.world import World, build_world, running
 from tests.support.worlds import BLOCK_BYTES, KV_FORMAT, VOCAB_SIZE, expected_answer, make_request

@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from pdd.belief.health import BreakerState
 from pdd.core.ids import NodeId, WorkerId
-from pdd.core.request import Role, Route
+from pdd.core.request import Role, Route, Steering
 from pdd.core.topology import (
     EngineKind,
     EngineTable,
@@ -23,8 +24,8 @@ from pdd.core.topology import (
 from pdd.core.units import BitsPerSecond, Bytes, Seconds
 from pdd.engine.scripted.engine import Faults, Script, ScriptedEngine
 from pdd.kvnode.memory import MemoryNode
-from pdd.policy.health import BreakerState
-from pdd.router.base import Steering, TokenRequest
+from pdd.router.base import TokenRequest
+from pdd.router.clock import LoopClock
 from pdd.sim.chaos.upstream import FaultyEngine
 from pdd.sim.loop import run
 from pdd.sim.world import World, build_world
@@ -104,7 +105,11 @@ class Stage:
         engine.script = replace(engine.script, faults=Faults(die_after_tokens=after))
 
     def breaker(self, name: str) -> BreakerState:
-        return next(status.breaker for status in self.world.driver.pool.status() if status.worker == name)
+        return next(
+            status.breaker
+            for status in self.world.driver.pool.workers.status(LoopClock().now())
+            if status.worker == name
+        )
 
     async def num_pinned(self) -> dict[str, int]:
         await asyncio.sleep(1.0)
@@ -117,7 +122,7 @@ async def playing(policy: PolicyTable | None = None) -> AsyncGenerator[Stage]:
     async with stage.world.driver.running():
         yield stage
     assert all(engine.num_open == 0 for engine in stage.scripted.values())
-    assert all(status.running == 0 for status in stage.world.driver.pool.status())
+    assert all(status.running == 0 for status in stage.world.driver.pool.workers.status(LoopClock().now()))
 
 
 # Placement ------------------------------------------------------------------------------------------------------------
@@ -165,7 +170,7 @@ def test_a_conversation_is_pinned_at_main_decodes_node_while_it_lives() -> None:
             await stage.ask(make_request(1, prompt=longer, max_tokens=40, steering=DIRECT))
             assert sorted((await stage.num_pinned()).values()) == [0, 18]
             await asyncio.sleep(61.0)
-            assert stage.world.driver.conversations.num_live == 0
+            assert stage.world.driver.beliefs.conversations.num_live(LoopClock().now()) == 0
             assert sorted((await stage.num_pinned()).values()) == [0, 0]
 
     run(main())
@@ -209,7 +214,7 @@ def test_an_engine_that_stops_in_mid_answer_is_left_within_seconds_and_gets_its_
             assert outcome.report.max_itl_s < 6.0
             stage.faulty[stopped].upstream.let_go()
             await asyncio.sleep(3.0)
-            assert len(stage.world.driver.pool.candidates(MD)) == 2
+            assert len(stage.world.driver.pool.workers.candidates(MD)) == 2
 
     run(main())
 
@@ -263,7 +268,9 @@ def test_what_clients_do_wrong_opens_no_breaker() -> None:
             for number in range(10):
                 async with stage.world.driver.open(make_request(number, max_tokens=100)) as answer:
                     await anext(aiter(answer))
-            assert {status.breaker for status in stage.world.driver.pool.status()} == {BreakerState.CLOSED}
+            assert {status.breaker for status in stage.world.driver.pool.workers.status(LoopClock().now())} == {
+                BreakerState.CLOSED
+            }
 
     run(main())
 

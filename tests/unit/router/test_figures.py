@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from pdd.core.request import Role, Route, SendClass
+from pdd.core.request import Role, Route, SendClass, Steering
 from pdd.core.topology import AdmissionTable
-from pdd.router.base import Steering
 from pdd.router.driver.figures import read_router
 from pdd.sim.loop import run
 from pdd.telemetry.events import Event

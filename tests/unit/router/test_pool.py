@@ -7,26 +7,30 @@ from typing import Any
 
 import pytest
 
-from pdd.belief.links import Links
+from pdd.belief.beliefs import PlacementQuestion
+from pdd.belief.health import BreakerState
+from pdd.belief.workers import Seat
 from pdd.core.errors import Incompatible, NodeFailed, PddError, Unavailable
 from pdd.core.ids import NodeId, WorkerId
 from pdd.core.replication import NodeStats
 from pdd.core.request import Generation, Role, TokenSpan
-from pdd.core.topology import HealthTable, PlacementRule
-from pdd.core.units import Bytes, BytesPerSecond, Seconds
+from pdd.core.topology import HealthTable, PlacementRule, PolicyTable
+from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.engine.noise import SAMPLING_VERSION
 from pdd.kvnode.memory_network import MemoryNetwork
-from pdd.policy.health import BreakerState
 from pdd.router.clock import LoopClock
+from pdd.router.driver.request.seats import take_best
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.agreement import Agreement
-from pdd.router.driver.workers.directory import BlockDirectory
-from pdd.router.driver.workers.placement import Placement
 from pdd.router.driver.workers.pool import Pool
-from pdd.router.driver.workers.worker import Seat, Worker
+from pdd.router.driver.workers.worker import Worker
 from pdd.sim.loop import run
+from tests.support.beliefs import beliefs_around
 from tests.support.worlds import KV_FORMAT
+
+now = LoopClock().now
+BY_LOAD = PolicyTable(placement=PlacementRule.LEAST_LOADED)
 
 INFO = EngineInfo(
     model="m",
@@ -63,18 +67,6 @@ class SwitchedEngine:
         yield
 
 
-def place_by_load(pool: Pool) -> Placement:
-    links = Links({}, local_rate=BytesPerSecond(1e9), block_bytes=Bytes(1))
-    return Placement(
-        pool,
-        BlockDirectory(pool.node_stats),
-        links,
-        rule=PlacementRule.LEAST_LOADED,
-        block_bytes=Bytes(1),
-        clock=LoopClock(),
-    )
-
-
 class Deployment:
     def __init__(
         self,
@@ -87,7 +79,7 @@ class Deployment:
         self.engines = {name: SwitchedEngine(name) for name in names}
         workers = [Worker(engine=e, node=self.node, role=role, cluster="A") for e in self.engines.values()]
         self.pool = Pool(workers, DriverSettings(health=health or HealthTable()), LoopClock(), agreement=agreement)
-        self.placement = place_by_load(self.pool)
+        self.beliefs = beliefs_around(self.pool)
 
     def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
@@ -100,13 +92,17 @@ class Deployment:
         run(main())
 
     def take(self, role: Role = Role.MAIN_DECODE, avoid: frozenset[WorkerId] = frozenset()) -> str | None:
-        seat = self.placement.pick(role, (), avoid=avoid)
+        seat = self._seat(role, avoid)
         return None if seat is None else seat.worker.name
 
-    def sit(self) -> Seat:
-        seat = self.placement.pick(Role.MAIN_DECODE, ())
+    def sit(self) -> Seat[Worker]:
+        seat = self._seat(Role.MAIN_DECODE)
         assert seat is not None
         return seat
+
+    def _seat(self, role: Role, avoid: frozenset[WorkerId] = frozenset()) -> Seat[Worker] | None:
+        question = PlacementQuestion(role=role, hashes=(), num_blocks=0, lost_at=avoid)
+        return take_best(self.beliefs, question, BY_LOAD, now())
 
 
 def test_picks_go_to_the_fewest_seats_and_then_to_the_lowest_name() -> None:
@@ -125,9 +121,9 @@ def test_a_seat_given_back_counts_no_more_however_often_it_is_given_back() -> No
         seat = deployment.sit()
         deployment.take()
         deployment.take()
-        deployment.pool.release(seat)
-        deployment.pool.release(seat)
-        assert [status.running for status in deployment.pool.status()] == [1, 1]
+        deployment.pool.workers.release(seat)
+        deployment.pool.workers.release(seat)
+        assert [status.running for status in deployment.pool.workers.status(now())] == [1, 1]
 
     deployment.play(scene)
 
@@ -149,7 +145,7 @@ def test_a_role_that_nobody_has_is_not_up() -> None:
     deployment = Deployment("a")
 
     async def scene() -> None:
-        assert not deployment.pool.has(Role.RELAY_DECODE)
+        assert not deployment.pool.workers.has(Role.RELAY_DECODE)
         assert deployment.take(Role.RELAY_DECODE) is None
 
     deployment.play(scene)
@@ -177,9 +173,9 @@ def test_a_worker_is_down_once_it_has_left_so_many_checks_in_a_row_unanswered() 
         seat = deployment.sit()
         deployment.engines["a"].hangs = True
         await asyncio.sleep(3.5)
-        assert deployment.pool.holds(seat), "one late answer says little"
+        assert deployment.pool.workers.holds(seat), "one late answer says little"
         await asyncio.sleep(2.0)
-        assert not deployment.pool.holds(seat)
+        assert not deployment.pool.workers.holds(seat)
         assert seat.down
         assert [deployment.take() for _ in range(2)] == ["b", "b"]
 
@@ -196,7 +192,7 @@ def test_a_late_answer_between_two_others_changes_nothing() -> None:
             await asyncio.sleep(1.5)
             deployment.engines["a"].hangs = False
             await asyncio.sleep(4.0)
-        assert deployment.pool.holds(seat)
+        assert deployment.pool.workers.holds(seat)
 
     deployment.play(scene)
 
@@ -210,7 +206,7 @@ def test_a_worker_of_whom_something_was_heard_during_a_check_lives_however_late_
         for _ in range(30):
             await asyncio.sleep(1.0)
             seat.lifetime.heard = True
-        assert deployment.pool.holds(seat)
+        assert deployment.pool.workers.holds(seat)
         await asyncio.sleep(8.0)
         assert seat.down
 
@@ -243,8 +239,8 @@ def test_a_hung_process_that_goes_on_is_up_again_but_what_it_was_asked_before_is
         deployment.engines["a"].hangs = False
         await asyncio.sleep(3.0)
         assert deployment.take() == "a"
-        assert not deployment.pool.holds(seat)
-        assert [status.restarts for status in deployment.pool.status()] == [0]
+        assert not deployment.pool.workers.holds(seat)
+        assert [status.restarts for status in deployment.pool.workers.status(now())] == [0]
 
     deployment.play(scene)
 
@@ -267,7 +263,7 @@ def test_whoever_waits_at_a_worker_is_told_at_once_and_once_when_it_is_down() ->
 
 
 def why_down(deployment: Deployment) -> str | None:
-    (status,) = deployment.pool.status()
+    (status,) = deployment.pool.workers.status(now())
     return status.why_down
 
 
@@ -344,13 +340,13 @@ def test_load_is_counted_over_those_that_are_up() -> None:
     async def scene() -> None:
         for _ in range(8):
             deployment.take()
-        assert deployment.pool.load(Role.MAIN_DECODE) == 8 / 32
-        assert len(deployment.pool.candidates(Role.MAIN_DECODE)) == 2
+        assert deployment.pool.workers.role_view(Role.MAIN_DECODE).load == 8 / 32
+        assert len(deployment.pool.workers.candidates(Role.MAIN_DECODE)) == 2
         deployment.engines["a"].up = False
         await asyncio.sleep(1.5)
-        assert deployment.pool.load(Role.MAIN_DECODE) == 4 / 16
-        assert len(deployment.pool.candidates(Role.MAIN_DECODE)) == 1
-        assert deployment.pool.load(Role.PREFILL) == 1.0, "nobody has room if nobody is there"
+        assert deployment.pool.workers.role_view(Role.MAIN_DECODE).load == 4 / 16
+        assert len(deployment.pool.workers.candidates(Role.MAIN_DECODE)) == 1
+        assert deployment.pool.workers.role_view(Role.PREFILL).load == 1.0, "nobody has room if nobody is there"
 
     deployment.play(scene)
 
@@ -361,10 +357,10 @@ def test_load_is_counted_over_those_that_are_up() -> None:
 async def break_off(deployment: Deployment, times: int) -> None:
     """Generations at ``a`` break off, one after another; each time it answers its next check."""
     for _ in range(times):
-        (candidate,) = [s for s in deployment.pool.candidates(Role.MAIN_DECODE) if s.worker.name == "a"]
-        seat = deployment.pool.take(candidate.worker.name)
+        (candidate,) = [s for s in deployment.pool.workers.candidates(Role.MAIN_DECODE) if s.worker.name == "a"]
+        seat = deployment.pool.workers.take(candidate.worker.name, now())
         deployment.pool.suspect(seat)
-        deployment.pool.release(seat)
+        deployment.pool.workers.release(seat)
         await asyncio.sleep(0.01)
 
 
@@ -376,7 +372,10 @@ def test_a_worker_whose_generations_break_off_is_passed_over_though_it_answers_i
         assert deployment.take() == "a"
         await break_off(deployment, 1)
         assert [deployment.take() for _ in range(5)] == ["b"] * 5
-        assert [status.breaker for status in deployment.pool.status()] == [BreakerState.OPEN, BreakerState.CLOSED]
+        assert [status.breaker for status in deployment.pool.workers.status(now())] == [
+            BreakerState.OPEN,
+            BreakerState.CLOSED,
+        ]
 
     deployment.play(scene)
 
@@ -391,8 +390,8 @@ def test_after_a_while_one_request_tries_it_again_and_its_success_closes_the_bre
         assert trial.worker.name == "a"
         assert deployment.take() == "b", "one tries, the others wait for how it ends"
         assert deployment.take() == "b"
-        deployment.pool.vouch(trial)
-        deployment.pool.release(trial)
+        deployment.pool.workers.vouch(trial, now())
+        deployment.pool.workers.release(trial)
         assert [deployment.take() for _ in range(2)] == ["a", "a"]
 
     deployment.play(scene)
@@ -407,7 +406,7 @@ def test_a_trial_that_told_nothing_is_followed_by_another() -> None:
         for _ in range(2):
             trial = deployment.sit()
             assert trial.worker.name == "a"
-            deployment.pool.release(trial)
+            deployment.pool.workers.release(trial)
 
     deployment.play(scene)
 
@@ -433,7 +432,7 @@ def test_the_last_worker_is_never_taken_away_by_its_breaker() -> None:
     async def scene() -> None:
         await break_off(deployment, 3)
         assert deployment.take() == "a", "it may fail; a refusal surely does"
-        assert deployment.pool.has(Role.MAIN_DECODE)
+        assert deployment.pool.workers.has(Role.MAIN_DECODE)
 
     deployment.play(scene)
 
@@ -446,7 +445,7 @@ def test_the_end_of_one_process_counts_as_one_failure_however_much_ran_there() -
         for seat in seats:
             deployment.pool.suspect(seat)
         await asyncio.sleep(0.01)
-        assert [status.breaker for status in deployment.pool.status()] == [BreakerState.CLOSED]
+        assert [status.breaker for status in deployment.pool.workers.status(now())] == [BreakerState.CLOSED]
 
     deployment.play(scene)
 
@@ -458,7 +457,7 @@ def test_pools_that_were_empty_fill_again_by_themselves() -> None:
         for engine in deployment.engines.values():
             engine.up = False
         await asyncio.sleep(600.0)
-        assert not deployment.pool.has(Role.MAIN_DECODE)
+        assert not deployment.pool.workers.has(Role.MAIN_DECODE)
         deployment.engines["b"].up = True
         await asyncio.sleep(1.5)
         assert deployment.take() == "b"
@@ -473,10 +472,10 @@ def test_a_suspect_is_down_at_once_and_up_with_its_next_answer() -> None:
         seat = deployment.sit()
         deployment.pool.suspect(seat)
         assert deployment.take() is None
-        assert not deployment.pool.holds(seat)
+        assert not deployment.pool.workers.holds(seat)
         await asyncio.sleep(0.01)
         assert deployment.take() == "a"
-        assert deployment.pool.holds(seat)
+        assert deployment.pool.workers.holds(seat)
 
     deployment.play(scene)
 
@@ -512,10 +511,10 @@ def test_a_restarted_worker_is_another_one() -> None:
         seat = deployment.sit()
         deployment.engines["a"].life = 2
         await asyncio.sleep(1.5)
-        assert not deployment.pool.holds(seat)
+        assert not deployment.pool.workers.holds(seat)
         deployment.pool.suspect(seat)
         assert deployment.take() == "a", "what its predecessor did is not its fault"
-        assert [status.restarts for status in deployment.pool.status()] == [1]
+        assert [status.restarts for status in deployment.pool.workers.status(now())] == [1]
 
     deployment.play(scene)
 
@@ -524,15 +523,37 @@ def test_nodes_are_known_by_their_last_answer() -> None:
     deployment = Deployment("a")
 
     async def scene() -> None:
-        before = deployment.pool.node_instance(NodeId("node"))
+        before = deployment.pool.workers.node_instance(NodeId("node"))
         deployment.node.kill()
         await asyncio.sleep(1.5)
-        assert deployment.pool.node_instance(NodeId("node")) is None
+        assert deployment.pool.workers.node_instance(NodeId("node")) is None
         deployment.node.restart()
         await asyncio.sleep(1.5)
-        after = deployment.pool.node_instance(NodeId("node"))
-        assert deployment.pool.node_returns(NodeId("node")) == 2
+        after = deployment.pool.workers.node_instance(NodeId("node"))
+        assert deployment.pool.workers.node_returns(NodeId("node")) == 2
         assert None not in (before, after)
         assert before != after
+
+    deployment.play(scene)
+
+
+def test_a_listener_that_raises_is_logged_with_the_process_and_its_worker_is_asked_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    deployment = Deployment("a", "b")
+
+    def fail() -> None:
+        raise RuntimeError("can't be told")
+
+    async def scene() -> None:
+        seat = deployment.sit()
+        seat.lifetime.on_end(fail)
+        deployment.engines[seat.worker.name].up = False
+        await asyncio.sleep(1.5)
+        assert seat.down
+        assert any(seat.lifetime.instance in record.getMessage() for record in caplog.records if record.exc_info)
+        deployment.engines[seat.worker.name].up = True
+        await asyncio.sleep(1.5)
+        assert sorted(filter(None, (deployment.take(), deployment.take()))) == ["a", "b"]
 
     deployment.play(scene)

@@ -5,10 +5,9 @@ import json
 import pytest
 
 from pdd.core.errors import InvalidRequest
-from pdd.core.request import HandoffMode, Route
+from pdd.core.request import HandoffMode, Route, Steering
 from pdd.router.api.replies import UsageReports
 from pdd.router.api.schema import check_token_ids, parse_chat, parse_completion
-from pdd.router.base import Steering
 
 
 def chat(**fields):

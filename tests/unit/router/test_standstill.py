@@ -41,11 +41,13 @@ def owing(*, backlog: int = 0, background: int = 0) -> ReplicationProgress:
 
 
 async def waited(world: World, transfer: FakeTransfer, progress: ReplicationProgress) -> float:
-    source, target = (world.driver.pool.worker(WorkerId(name)) for name in ("prefill-0", "main_decode-0"))
-    links = world.driver.links
+    source, target = (world.driver.pool.workers.worker(WorkerId(name)) for name in ("prefill-0", "main_decode-0"))
+    links = world.driver.beliefs.links
     now = LoopClock().now()
     links.record(source.site, target.site, progress, now=now, all_there=True, send_class=SendClass.BACKGROUND)
-    standstill = Standstill(source, target, pool=world.driver.pool, links=links, clock=LoopClock(), settings=SETTINGS)
+    standstill = Standstill(
+        source, target, workers=world.driver.beliefs.workers, links=links, clock=LoopClock(), settings=SETTINGS
+    )
     begun = asyncio.get_running_loop().time()
     assert await standstill.come(transfer)
     return asyncio.get_running_loop().time() - begun

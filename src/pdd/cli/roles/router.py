@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from pdd.belief.workers import WorkerStatus
 from pdd.cli.roles.command import RoleContext
 from pdd.cli.topology.check import block_tokens_of
 from pdd.core.clock import Clock
@@ -30,7 +31,7 @@ from pdd.router.driver.settings import declared_rates, driver_settings
 from pdd.router.driver.workers.agreement import Agreement
 from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.events import EventSink
-from pdd.telemetry.figures import RouterReading, WorkerFigures
+from pdd.telemetry.figures import RouterReading
 from pdd.telemetry.metrics import RouterMetrics
 from pdd.telemetry.trace import LiveTrace
 
@@ -124,7 +125,7 @@ def health_of(reading: RouterReading) -> Health:
     )
 
 
-def _count(workers: Sequence[WorkerFigures], role: Role) -> WorkerCount:
+def _count(workers: Sequence[WorkerStatus], role: Role) -> WorkerCount:
     """Workers of ``role`` that are up, and all there are."""
     of_role = [worker for worker in workers if worker.role is role]
     return WorkerCount(up=sum(worker.up for worker in of_role), configured=len(of_role))

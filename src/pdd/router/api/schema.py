@@ -11,7 +11,7 @@ from typing import cast
 
 from pdd.core.errors import InvalidRequest
 from pdd.core.ids import TokenId
-from pdd.core.request import HandoffMode, Route
+from pdd.core.request import HandoffMode, Route, Steering
 from pdd.router.api.body import read_object
 from pdd.router.api.fields import CHAT, COMPLETION, PDD, STREAM_OPTIONS
 from pdd.router.api.messages import Message, read_messages
@@ -30,7 +30,6 @@ from pdd.router.api.reading import (
     wrong_type,
 )
 from pdd.router.api.replies import UsageReports
-from pdd.router.base import Steering
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256

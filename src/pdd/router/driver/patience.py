@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
+from pdd.belief.health import Lifetime
 from pdd.core.clock import Clock
 from pdd.core.errors import WorkerFailed
 from pdd.core.request import TokenSpan
 from pdd.core.units import Seconds
-from pdd.router.driver.workers.worker import Lifetime
 
 _logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")

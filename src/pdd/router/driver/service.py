@@ -10,32 +10,29 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
+from pdd.belief.beliefs import Beliefs
+from pdd.belief.conversations import Conversations
 from pdd.belief.links import DeclaredRates, Links
+from pdd.belief.prefixes import Prefixes
+from pdd.belief.traffic import FilterShare, OutputLengths
 from pdd.core.clock import Clock
 from pdd.core.errors import LocalProtocolError, Unavailable
 from pdd.core.kv_format import KvFormat
-from pdd.core.request import Role
 from pdd.core.units import Bytes, Seconds
+from pdd.policy.admission import who_is_missing
 from pdd.router.base import TokenRequest
 from pdd.router.driver.request.answer import RunningAnswer
 from pdd.router.driver.request.report import Reporter
 from pdd.router.driver.request.run import CommandHook, RequestRun, Surroundings
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.traffic import Traffic
 from pdd.router.driver.transfers.desk import TransferDesk
 from pdd.router.driver.waiting_room import Place, WaitingRoom
 from pdd.router.driver.workers.agreement import Agreement
-from pdd.router.driver.workers.conversations import Conversations
-from pdd.router.driver.workers.directory import BlockDirectory
 from pdd.router.driver.workers.pins import PinBoard
-from pdd.router.driver.workers.placement import Placement
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.prefill_turns import PrefillTurns
 from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.events import EventSink
-
-ALONE_LOAD = 0.9
-"""While no main decode is up, answers go on at relay decode alone up to this load: those that it has begun come first."""
 
 
 class Driver:
@@ -56,32 +53,32 @@ class Driver:
         """Engines and nodes that don't meet ``agreement`` are down. ``sink`` gets the events of all requests and workers, at
         the clock's time.
         """
-        settings = settings or DriverSettings()
+        self._settings = settings = settings or DriverSettings()
         self.pool = Pool(workers, settings, clock, agreement=agreement, sink=sink)
         self.room = WaitingRoom(settings, clock)
-        self._settings = settings
-        self.links = links = Links(rates or {}, local_rate=settings.local_rate, block_bytes=kv_format.block_bytes)
-        directory = BlockDirectory(self.pool.node_stats)
         self._pins = PinBoard(self.pool, settings, clock)
-        self.conversations = Conversations(self._pins, clock, ttl=settings.policy.conversation_ttl_s)
-        placement = Placement(
-            self.pool,
-            directory,
-            links,
-            rule=settings.policy.placement,
-            block_bytes=kv_format.block_bytes,
-            clock=clock,
+        block_bytes = kv_format.block_bytes
+        self.beliefs = Beliefs(
+            workers=self.pool.workers,
+            links=Links(rates or {}, local_rate=settings.local_rate, block_bytes=block_bytes),
+            prefixes=Prefixes(self.pool.workers.books),
+            conversations=Conversations(self._pins, ttl=settings.policy.conversation_ttl_s),
+            lengths=OutputLengths(),
+            filter_share=FilterShare(settings.policy.filter_max_share),
+            block_bytes=block_bytes,
         )
-        self._desk = TransferDesk(pool=self.pool, links=links, directory=directory, clock=clock, settings=settings)
+        self._desk = TransferDesk(
+            workers=self.beliefs.workers,
+            links=self.beliefs.links,
+            prefixes=self.beliefs.prefixes,
+            clock=clock,
+            settings=settings,
+        )
         self._shared = Surroundings(
+            beliefs=self.beliefs,
             pool=self.pool,
             desk=self._desk,
-            links=links,
-            directory=directory,
-            conversations=self.conversations,
-            placement=placement,
             prefill_turns=PrefillTurns(),
-            traffic=Traffic.under(settings.policy),
             clock=clock,
             kv_format=kv_format,
             settings=settings,
@@ -185,7 +182,7 @@ class Driver:
         it may wait at all.
         """
         until = place.entered_at + self._settings.admission.max_queue_s
-        while not answer.left and self._who_is_missing() is not None:
+        while not answer.left and who_is_missing(self.beliefs.roles()) is not None:
             if self._shared.clock.now() >= until:
                 self._require_workers()
             await self._shared.clock.sleep(self._settings.node_retry)
@@ -222,16 +219,9 @@ class Driver:
 
     def _require_workers(self) -> None:
         """Raises Unavailable when nobody could begin, or go on with, a request."""
-        missing = self._who_is_missing()
+        missing = who_is_missing(self.beliefs.roles())
         if missing is not None:
             raise self.room.nobody_is_up(missing)
-
-    def _who_is_missing(self) -> str | None:
-        if not self.pool.has(Role.PREFILL):
-            return "no prefill worker is up"
-        if not self.pool.has(Role.MAIN_DECODE) and self.pool.load(Role.RELAY_DECODE) >= ALONE_LOAD:
-            return "no main decode worker is up, and relay decode has no room for whole answers"
-        return None
 
 
 async def _wait_shielded(task: asyncio.Task[None]) -> None:

@@ -8,7 +8,7 @@ from random import Random
 
 from pdd.core.ids import NodeId, TenantId, TokenId, WorkerId
 from pdd.core.kv_format import DType, KvFormat, uniform_attention_format
-from pdd.core.request import HandoffMode, Role, Route
+from pdd.core.request import HandoffMode, Role, Route, Steering
 from pdd.core.topology import (
     AdmissionTable,
     EngineKind,
@@ -25,7 +25,6 @@ from pdd.core.topology import (
 )
 from pdd.core.units import BITS_PER_BYTE, BitsPerSecond, Bytes, Seconds
 from pdd.engine.scripted.engine import Garbage, Script
-from pdd.router.base import Steering
 from pdd.sim.chaos.scene import AtCommand, AtTime, Fault, FaultKind, Scene, Talk, Trigger, Turn, Weather
 
 VOCAB_SIZE = 1000

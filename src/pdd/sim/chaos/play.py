@@ -252,7 +252,7 @@ class _Stage:
         while driver.num_transfers:  # noqa: ASYNC110 - on virtual time asking again costs nothing
             await asyncio.sleep(0.5)
         await asyncio.sleep(self._scene.topology.router.policy.conversation_ttl_s + 1.0)
-        num_live = driver.conversations.num_live
+        num_live = driver.beliefs.conversations.num_live(driver.now)
         self._expect_none(f"{num_live} conversations live", num_live)
         await asyncio.sleep(
             _LAST_BLOCK
@@ -261,7 +261,7 @@ class _Stage:
         room = driver.room
         self._expect_none(f"{room.num_running} places are taken", room.num_running)
         self._expect_none(f"{room.num_waiting} wait for a place", room.num_waiting)
-        for status in driver.pool.status():
+        for status in driver.beliefs.workers.status(driver.now):
             self._expect_none(f"{status.running} seats at {status.worker} are taken", status.running)
         for name, engine in engines.items():
             self._expect_none(f"engine {name} runs {engine.engine.num_open}", engine.engine.num_open)

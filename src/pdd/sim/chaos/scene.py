@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pdd.core.ids import NodeId, TenantId, TokenId, WorkerId
-from pdd.core.request import Role
+from pdd.core.request import Role, Steering
 from pdd.core.topology import Topology
 from pdd.core.units import Seconds
 from pdd.engine.scripted.engine import Garbage, Script
-from pdd.router.base import Steering
 
 
 class Weather(StrEnum):

@@ -11,9 +11,9 @@ from enum import StrEnum
 
 from pdd.core.errors import CapacityExhausted, PddError, Unavailable
 from pdd.core.ids import TokenId, WorkerId
-from pdd.core.request import FinishReason, Role
+from pdd.core.request import FinishReason, Role, Steering
 from pdd.core.units import Seconds
-from pdd.router.base import EmittedSpan, Steering, TokenRequest
+from pdd.router.base import EmittedSpan, TokenRequest
 from pdd.sim.chaos.breakage import History
 from pdd.sim.chaos.scene import FaultKind, Scene, Weather
 

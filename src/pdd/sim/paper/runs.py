@@ -13,10 +13,9 @@ from msgspec.structs import replace as with_fields
 
 from pdd.core.errors import ConfigError
 from pdd.core.ids import RequestId, TokenId
-from pdd.core.request import Route
+from pdd.core.request import Route, Steering
 from pdd.core.topology import RouteRule, SlaTable, Topology
 from pdd.core.units import Seconds
-from pdd.router.base import Steering
 from pdd.sim.compare.measures import Measures, in_thirds, measure, measure_samples, settled
 from pdd.sim.compare.systems import System, as_system, with_policy
 from pdd.sim.paper.published import ANSWER_TOKENS, PROMPT_TOKENS

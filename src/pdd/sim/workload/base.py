@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdd.core.ids import RequestId, TenantId, TokenId
+from pdd.core.request import Steering
 from pdd.core.units import Seconds
-from pdd.router.base import Steering
 from pdd.sim.workload.trace.report import TraceReport
 
 Run = tuple[TokenId, int]

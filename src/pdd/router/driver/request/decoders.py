@@ -6,28 +6,23 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 
+from pdd.belief.workers import Seat
 from pdd.core.clock import Clock
 from pdd.core.errors import CapacityExhausted, InvalidRequest, PddError, WorkerFailed
 from pdd.core.ids import WorkerId
 from pdd.core.request import Generation, Role, TokenSpan
 from pdd.core.units import Seconds
+from pdd.policy.patience import is_refusal_final, prefill_patience
 from pdd.protocol import relay
 from pdd.router.driver.patience import Vigil, closing_within
 from pdd.router.driver.request.mailbox import Inbox, InboxEvent, Refusal, RouteDue
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.prefill_turns import PrefillTurn
-from pdd.router.driver.workers.worker import Seat
+from pdd.router.driver.workers.worker import Worker
 
 _logger = logging.getLogger(__name__)
 
-LATE_PREFILL_FACTOR = 5
-"""A prefill that takes so many times as long as was measured, and ``decode_patience`` more, has hung: long prompts cost more
-for each block, and engines compute several at once.
-"""
-
-ENOUGH_REFUSALS = 3
-"""Of so many engines not all are wrong about a request that they won't take, such as one too long for the model."""
 DECODERS = (Role.RELAY_DECODE, Role.MAIN_DECODE)
 
 Hear = Callable[[Generation, TokenSpan], Awaitable[None]]
@@ -54,10 +49,11 @@ class Decoders:
         self._inbox = inbox
         self._prefill_turn = prefill_turn
         self._pool = pool
+        self._workers = pool.workers
         self._clock = clock
         self._settings = settings
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._seats: dict[int, Seat] = {}
+        self._seats: dict[int, Seat[Worker]] = {}
         self._timers: dict[str, asyncio.Task[None]] = {}
         self._refused_by: set[WorkerId] = set()
         self._last_error: PddError | None = None
@@ -67,11 +63,11 @@ class Decoders:
         """Why the last generation that broke off did so."""
         return self._last_error
 
-    def seat_of(self, attempt: int) -> Seat | None:
+    def seat_of(self, attempt: int) -> Seat[Worker] | None:
         """Where an attempt was started; None if nobody was up for it."""
         return self._seats.get(attempt)
 
-    def decode(self, seat: Seat, generation: Generation, *, has_prompt: bool) -> None:
+    def decode(self, seat: Seat[Worker], generation: Generation, *, has_prompt: bool) -> None:
         """Starts a generation: its spans become ``TokensDecoded``, its failure, a long silence, or the end of its worker's
         process ``WorkerLost``.
 
@@ -79,7 +75,7 @@ class Decoders:
         """
         self._start(seat, generation, self._listen(seat, generation, self._pass_on, has_prompt=has_prompt))
 
-    def extend(self, seat: Seat, generation: Generation, *, has_prompt: bool) -> None:
+    def extend(self, seat: Seat[Worker], generation: Generation, *, has_prompt: bool) -> None:
         """Starts a generation of one token, which is dropped: it becomes ``Extended`` or ``WorkerLost``."""
         self._start(seat, generation, self._listen(seat, generation, self._drop, has_prompt=has_prompt))
 
@@ -109,7 +105,7 @@ class Decoders:
         for timer in self._timers.values():
             timer.cancel()
 
-    def _start(self, seat: Seat, generation: Generation, work: Coroutine[None, None, None]) -> None:
+    def _start(self, seat: Seat[Worker], generation: Generation, work: Coroutine[None, None, None]) -> None:
         attempt = generation.attempt
         self._seats[attempt] = seat
         name = f"attempt {attempt} of {generation.request_id} at {seat.worker.name}"
@@ -117,7 +113,7 @@ class Decoders:
         self._running[attempt] = task
         task.add_done_callback(lambda _: self._running.pop(attempt, None))
 
-    async def _listen(self, seat: Seat, generation: Generation, hear: Hear, *, has_prompt: bool) -> None:
+    async def _listen(self, seat: Seat[Worker], generation: Generation, hear: Hear, *, has_prompt: bool) -> None:
         """Hands each span to ``hear``, until the last one, or until the worker fails or is told to stop.
 
         The last one when the worker is done with it: a first token may be held back until main decode's node has room, and
@@ -139,16 +135,14 @@ class Decoders:
         finally:
             self._note_end(seat, course, vigil.waited)
 
-    def _prefill_patience(self, seat: Seat) -> Seconds:
-        """Of what a decoder computes in need nothing was measured, nor before the first prefill."""
+    def _prefill_patience(self, seat: Seat[Worker]) -> Seconds:
+        is_prefill = seat.worker.role is Role.PREFILL
+        expected = self._workers.prefill_time(seat, self._clock.now()) if is_prefill else None
         settings = self._settings
-        expected = self._pool.prefill_time(seat) if seat.worker.role is Role.PREFILL else None
-        if expected is None:
-            return settings.prefill_patience
-        return Seconds(min(settings.decode_patience + LATE_PREFILL_FACTOR * expected, settings.prefill_patience))
+        return prefill_patience(expected, with_decoder=settings.decode_patience, most=settings.prefill_patience)
 
     async def _hear_all_but_last(
-        self, vigil: Vigil, course: _Course, seat: Seat, generation: Generation, hear: Hear
+        self, vigil: Vigil, course: _Course, seat: Seat[Worker], generation: Generation, hear: Hear
     ) -> TokenSpan:
         while (span := await vigil.next()) is not None:
             course.accept(span)
@@ -170,24 +164,26 @@ class Decoders:
         if span.finish_reason is not None:
             self._inbox.post(relay.Extended(attempt=generation.attempt))
 
-    def _note_first(self, seat: Seat, generation: Generation, course: _Course) -> None:
+    def _note_first(self, seat: Seat[Worker], generation: Generation, course: _Course) -> None:
         """What prefill decodes in need says nothing about how fast it computes prompts."""
         if seat.worker.role is not Role.PREFILL:
-            course.beside = self._pool.begin_decoding(seat)
+            course.beside = self._workers.begin_decoding(seat)
         elif generation.first_position == 0:
             self._prefill_turn.computed()
-            self._pool.prefilled(seat, whole=list(self._seats.values()).count(seat) == 1)
+            whole = list(self._seats.values()).count(seat) == 1
+            self._workers.prefilled(seat, self._clock.now(), whole=whole)
 
-    def _note_end(self, seat: Seat, course: _Course, seconds: Seconds) -> None:
+    def _note_end(self, seat: Seat[Worker], course: _Course, seconds: Seconds) -> None:
         if course.num_spans == 0:
             return
+        now = self._clock.now()
         if not course.failed:
-            self._pool.vouch(seat)
+            self._workers.vouch(seat, now)
         if seat.worker.role is not Role.PREFILL:
             tokens = course.num_later_tokens
-            self._pool.end_decoding(seat, num_tokens=tokens, seconds=seconds, beside=course.beside)
+            self._workers.end_decoding(seat, now, num_tokens=tokens, seconds=seconds, beside=course.beside)
 
-    def _report(self, seat: Seat, generation: Generation, error: PddError) -> None:
+    def _report(self, seat: Seat[Worker], generation: Generation, error: PddError) -> None:
         self._last_error = error
         attempt, worker = generation.attempt, seat.worker.name
         _logger.warning(
@@ -206,11 +202,13 @@ class Decoders:
         self._inbox.post(relay.WorkerLost(attempt=attempt))
 
     def _is_final(self, generation: Generation, refused_by: WorkerId) -> bool:
-        """Nobody is likely to take it: prefill did not, or all that decode have refused it, or enough of them."""
         self._refused_by.add(refused_by)
-        up = (state.worker.name for role in DECODERS for state in self._pool.candidates(role))
-        nobody_else = self._refused_by.issuperset(up)
-        return generation.first_position == 0 or nobody_else or len(self._refused_by) >= ENOUGH_REFUSALS
+        up = (state.worker.name for role in DECODERS for state in self._workers.candidates(role))
+        return is_refusal_final(
+            by_prefill=generation.first_position == 0,
+            num_refused=len(self._refused_by),
+            all_refused=self._refused_by.issuperset(up),
+        )
 
     async def _fire(self, event: InboxEvent, delay: Seconds) -> None:
         await self._clock.sleep(delay)

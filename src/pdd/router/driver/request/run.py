@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from pdd.belief.links import Links
+from pdd.belief.beliefs import Beliefs
+from pdd.belief.workers import Seat
 from pdd.core.blocks import BlockChain
 from pdd.core.clock import Clock
 from pdd.core.errors import PddError, Unavailable
@@ -22,25 +23,23 @@ from pdd.core.kv_format import KvFormat
 from pdd.core.request import Generation, Role
 from pdd.core.topology import FilterRule
 from pdd.core.units import Seconds
+from pdd.policy.handoff import Batches, choose_handoff
+from pdd.policy.route import choose_route, prepare
 from pdd.protocol import relay
-from pdd.protocol.relay import Command, Relay
+from pdd.protocol.relay import Command, Relay, RelayPlan
 from pdd.router.base import EmittedSpan, TokenRequest
 from pdd.router.driver.request.decoders import Decoders
 from pdd.router.driver.request.mailbox import Inbox, InboxEvent, Outbox, Refusal, RouteDue
-from pdd.router.driver.request.prospects import Prospects
+from pdd.router.driver.request.outlook import Outlook
 from pdd.router.driver.request.report import Reporter
 from pdd.router.driver.request.seats import RequestSeats
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.traffic import Traffic
 from pdd.router.driver.transfers.desk import TransferDesk
 from pdd.router.driver.transfers.kv_paths import KvPaths
 from pdd.router.driver.waiting_room import WaitingRoom
-from pdd.router.driver.workers.conversations import Conversations
-from pdd.router.driver.workers.directory import BlockDirectory
-from pdd.router.driver.workers.placement import Placement
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.prefill_turns import PrefillTurns
-from pdd.router.driver.workers.worker import Seat
+from pdd.router.driver.workers.worker import Worker
 
 _logger = logging.getLogger(__name__)
 
@@ -52,14 +51,10 @@ CommandHook = Callable[[RequestId, Command], None]
 class Surroundings:
     """What all requests of a router share."""
 
+    beliefs: Beliefs[Worker]
     pool: Pool
     desk: TransferDesk
-    links: Links
-    directory: BlockDirectory
-    conversations: Conversations
-    placement: Placement
     prefill_turns: PrefillTurns
-    traffic: Traffic
     clock: Clock
     kv_format: KvFormat
     settings: DriverSettings
@@ -71,7 +66,7 @@ class RequestRun:
     """One request from its place to its end. ``run`` is called once; the answer reads ``outbox`` and posts to ``inbox``."""
 
     def __init__(self, request: TokenRequest, shared: Surroundings, reporter: Reporter) -> None:
-        settings = shared.settings
+        settings, policy = shared.settings, shared.settings.policy
         self.inbox = Inbox(max_spans=settings.max_spans_ahead)
         self.outbox = Outbox(max_spans=settings.max_spans_ahead)
         self._request = request
@@ -79,18 +74,18 @@ class RequestRun:
         self._reporter = reporter
         self.report = self._reporter.report
         self._chain = BlockChain(shared.kv_format, request.salt, request.prompt)
-        hashes = self._chain.hashes
-        self.report.num_prompt_blocks = len(hashes)
-        self._conversation = shared.conversations.find(hashes)
+        self.report.num_prompt_blocks = len(self._chain.hashes)
+        self._conversation = shared.beliefs.conversations.find(self._chain.hashes, shared.clock.now())
         self._tasks = asyncio.TaskGroup()
+        self._prefill_turn = shared.prefill_turns.turn(self._on_prefill_turn)
         self._seats = RequestSeats(
-            shared.pool,
-            shared.placement,
-            hashes,
+            shared.beliefs,
+            self._chain.hashes,
             self._conversation,
             num_blocks=shared.kv_format.num_full_blocks(len(request.prompt) + request.max_tokens),
+            settings=policy,
+            clock=shared.clock,
         )
-        self._prefill_turn = shared.prefill_turns.turn(self._on_prefill_turn)
         self._decoders = Decoders(
             self._tasks,
             inbox=self.inbox,
@@ -99,36 +94,56 @@ class RequestRun:
             clock=shared.clock,
             settings=settings,
         )
-        self._paths = KvPaths(
+        self._paths = self._make_paths(shared)
+        self._outlook = Outlook(
             request,
-            hashes,
+            paths=self._paths,
+            conversation=self._conversation,
+            beliefs=shared.beliefs,
+            settings=policy,
+            clock=shared.clock,
+        )
+        self._relay = Relay(self._plan())
+        self._served: dict[Role, WorkerId] = {}
+        self._held: EmittedSpan | None = None
+        self._last_span: EmittedSpan | None = None
+        self._route_asked = False
+        self._complete = False
+
+    def _make_paths(self, shared: Surroundings) -> KvPaths:
+        return KvPaths(
+            self._request,
+            self._chain.hashes,
             kv_format=shared.kv_format,
             desk=shared.desk,
-            directory=shared.directory,
+            prefixes=shared.beliefs.prefixes,
             seats=self._seats,
             inbox=self.inbox,
             reporter=self._reporter,
             admitted=self._decoders.admitted,
             prefill_turn=self._prefill_turn,
         )
-        self._prospects = Prospects(
-            request,
-            paths=self._paths,
-            seats=self._seats,
-            conversation=self._conversation,
-            pool=shared.pool,
-            links=shared.links,
-            directory=shared.directory,
-            traffic=shared.traffic,
-            kv_format=shared.kv_format,
-            settings=settings,
+
+    def _plan(self) -> RelayPlan:
+        """Prefill and main decode have their seats from the start; relay decode only if the request is likely to relay."""
+        request, settings = self._request, self._shared.settings
+        self._shared.beliefs.filter_share.saw_request()
+        prefill, main = self._seats.take(Role.PREFILL), self._seats.take(Role.MAIN_DECODE)
+        prepared = prepare(self._outlook.before_prefill(prefill, main))
+        self._outlook.keeps_relay = prepared.keeps_relay
+        return RelayPlan(
+            num_prompt_tokens=len(request.prompt),
+            max_tokens=request.max_tokens,
+            stop_token_ids=request.stop_token_ids,
+            prepare_main=prepared.prepare_main,
+            prepare_relay=prepared.prepare_relay,
+            may_reroute=prepared.may_reroute,
+            relay_cap=prepared.relay_cap,
+            relay_floor=prepared.relay_floor,
+            reroute_interval=settings.policy.reroute_interval_s,
+            recovery_delay=settings.recovery_delay,
+            resend_delay=settings.resend_delay,
         )
-        self._relay = Relay(self._prospects.plan())
-        self._served: dict[Role, WorkerId] = {}
-        self._held: EmittedSpan | None = None
-        self._last_span: EmittedSpan | None = None
-        self._route_asked = False
-        self._complete = False
 
     async def run(self) -> None:
         """Runs the request to its end; afterwards nothing of it is held anywhere, a transfer that goes on aside."""
@@ -259,7 +274,7 @@ class RequestRun:
         generation = self._generation(command.attempt, command.num_known, command.max_tokens)
         self._decoders.decode(seat, generation, has_prompt=self._paths.is_ready(command.role))
 
-    def _begin_prefill(self, seat: Seat) -> bool:
+    def _begin_prefill(self, seat: Seat[Worker]) -> bool:
         """False: the worker at whose node the transfers wait for blocks is gone. That can happen while a prefill is held."""
         if not self._paths.begins_at(seat.worker):
             self._lose_prefill()
@@ -308,16 +323,19 @@ class RequestRun:
         self._route_asked = False
         if self.report.missing_blocks_at_main is None:
             self.report.missing_blocks_at_main = self._paths.lacking_at_main()
-        routing = self._prospects.route()
-        route = routing.chosen.route
-        if self.report.route is not route:
-            self.report.route, self.report.route_reason = route, routing.reason
-            self.report.filtered |= routing.filtered
-            self._reporter.note("route_chosen", route=route, reason=routing.reason)
-        return self._relay.receive(routing.chosen)
+        choice = choose_route(self._outlook.now())
+        if choice.filtered:
+            self._shared.beliefs.filter_share.filtered_one()
+        self._outlook.route = choice.route
+        if self.report.route is not choice.route:
+            self.report.route, self.report.route_reason = choice.route, choice.reason
+            self.report.filtered |= choice.filtered
+            self._reporter.note("route_chosen", route=choice.route, reason=choice.reason)
+        return self._relay.receive(relay.RouteChosen(route=choice.route, relay_cap=choice.relay_cap))
 
     def _choose_handoff(self, question: relay.AskHandoff) -> relay.HandoffChosen:
-        mode = self._prospects.handoff(question)
+        batches = Batches(gap=question.gap, previous_gap=question.previous_gap, rounds=question.rounds)
+        mode = choose_handoff(self._outlook.now(), batches)
         self._reporter.note("handoff_chosen", mode=mode, gap=question.gap, rounds=question.rounds)
         return relay.HandoffChosen(mode=mode)
 
@@ -368,17 +386,18 @@ class RequestRun:
     def _remember(self) -> None:
         """The next turn begins with this one's tokens: it should go to where their KV is."""
         shared, emitted = self._shared, self._relay.emitted
-        shared.traffic.lengths.add(len(emitted))
+        shared.beliefs.lengths.add(len(emitted))
         self._chain.append(emitted[:-1])
         main_node, filtered, last = self._paths.main_node, self._paths.may_miss_main, self._last_span
         if last is not None:  # its last token's KV was never computed
-            node = shared.pool.worker(last.worker).node.node
-            shared.directory.landed(node, self._chain.hashes)
+            node = shared.beliefs.workers.worker(last.worker).site.node
+            shared.beliefs.prefixes.landed(node, self._chain.hashes)
             if last.role is Role.MAIN_DECODE:
                 main_node, filtered = node, False
         self._chain.append(emitted[-1:])
-        shared.conversations.remember(
+        shared.beliefs.conversations.remember(
             self._chain.hashes,
+            shared.clock.now(),
             seats={**self._paths.workers, **self._served},
             main_node=main_node,
             filtered=filtered,

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from pdd.belief.links import Links
+from pdd.belief.prefixes import Prefixes
+from pdd.belief.workers import Workers
 from pdd.core.clock import Clock
 from pdd.core.errors import LocalProtocolError
 from pdd.core.ids import NodeId
@@ -15,8 +17,6 @@ from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.transfers.room_line import RoomLine
 from pdd.router.driver.transfers.spec import TransferListener, TransferSpec, TransferState
 from pdd.router.driver.transfers.transfer import Transfer
-from pdd.router.driver.workers.directory import BlockDirectory
-from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.worker import Worker
 
 SHORT_OF_ROOM = 0.75
@@ -27,10 +27,10 @@ class TransferDesk:
     """Runs all transfers of a router, those of open requests and those that outlived theirs."""
 
     def __init__(
-        self, *, pool: Pool, links: Links, directory: BlockDirectory, clock: Clock, settings: DriverSettings
+        self, *, workers: Workers[Worker], links: Links, prefixes: Prefixes, clock: Clock, settings: DriverSettings
     ) -> None:
-        self._pool = pool
-        self._directory = directory
+        self._workers = workers
+        self._prefixes = prefixes
         self._links = links
         self._clock = clock
         self._settings = settings
@@ -62,7 +62,7 @@ class TransferDesk:
         transfer = Transfer(
             spec,
             listener,
-            pool=self._pool,
+            workers=self._workers,
             links=self._links,
             room=self._room_at(spec.target),
             make_room=partial(self._make_room, spec.target.node.node),
@@ -101,7 +101,7 @@ class TransferDesk:
 
     def _is_short_of_room(self, node: NodeId) -> bool:
         """By what it said last: what is leased or promised can't be evicted, so little is left for newcomers."""
-        stats = self._pool.node_stats.get(node)
+        stats = self._workers.books.get(node)
         if stats is None:
             return False
         taken = stats.leased_blocks + stats.reserved_blocks + stats.writing_blocks
@@ -115,7 +115,7 @@ class TransferDesk:
     async def _run(self, transfer: Transfer) -> None:
         await transfer.run()
         if transfer.state is TransferState.READY:  # perhaps long after its request
-            self._directory.landed(transfer.spec.target.node.node, transfer.spec.hashes)
+            self._prefixes.landed(transfer.spec.target.node.node, transfer.spec.hashes)
         self._running.remove(transfer)
         self._room_at(transfer.spec.target).let_go()
         if transfer.spec.crosses_line:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import assert_never
 
+from pdd.belief.prefixes import Prefixes
 from pdd.core.blocks import BlockHash
 from pdd.core.errors import CapacityExhausted, ContextTooLong
 from pdd.core.ids import NodeId, WorkerId
@@ -21,7 +22,6 @@ from pdd.router.driver.request.seats import RequestSeats
 from pdd.router.driver.transfers.desk import TransferDesk
 from pdd.router.driver.transfers.spec import TransferSpec, TransferState
 from pdd.router.driver.transfers.transfer import Transfer
-from pdd.router.driver.workers.directory import BlockDirectory
 from pdd.router.driver.workers.prefill_turns import PrefillTurn
 from pdd.router.driver.workers.worker import Worker
 
@@ -44,7 +44,7 @@ class KvPaths:
         *,
         kv_format: KvFormat,
         desk: TransferDesk,
-        directory: BlockDirectory,
+        prefixes: Prefixes,
         seats: RequestSeats,
         inbox: Inbox,
         reporter: Reporter,
@@ -54,7 +54,7 @@ class KvPaths:
         self._request = request
         self._kv_format = kv_format
         self._desk = desk
-        self._directory = directory
+        self._prefixes = prefixes
         self._seats = seats
         self._inbox = inbox
         self._reporter = reporter
@@ -183,7 +183,7 @@ class KvPaths:
         """Every block of the prompt has been computed."""
         self._prefilled = True
         if self._source is not None:
-            self._directory.landed(self._source.node.node, self._hashes)
+            self._prefixes.landed(self._source.node.node, self._hashes)
         for transfer in self._by_attempt.values():
             transfer.prefill_done()
 
@@ -252,7 +252,7 @@ class KvPaths:
                 self._reporter.note("transfer_refused", role=spec.role)
             case TransferState.READY:
                 self._reporter.note(_READY_EVENTS[spec.role])
-                self._directory.landed(spec.target.node.node, self._hashes)
+                self._prefixes.landed(spec.target.node.node, self._hashes)
                 self._inbox.post(relay.TransferReady(attempt=spec.attempt))
             case TransferState.FAILED:
                 self._reporter.note("transfer_failed", role=spec.role)

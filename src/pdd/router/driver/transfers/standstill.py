@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from pdd.belief.links import Links
+from pdd.belief.workers import Workers
 from pdd.core.clock import Clock
 from pdd.core.units import Seconds
 from pdd.core.view import LinkView
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.worker import Worker
 
 _LOOK_EVERY = Seconds(2.0)
@@ -42,11 +42,18 @@ class Standstill:
     """One per transfer. ``moved`` whenever something arrives; ``come`` once, when every block should be at the source."""
 
     def __init__(
-        self, source: Worker, target: Worker, *, pool: Pool, links: Links, clock: Clock, settings: DriverSettings
+        self,
+        source: Worker,
+        target: Worker,
+        *,
+        workers: Workers[Worker],
+        links: Links,
+        clock: Clock,
+        settings: DriverSettings,
     ) -> None:
         self._source = source
         self._target = target
-        self._pool = pool
+        self._workers = workers
         self._links = links
         self._clock = clock
         self._settings = settings
@@ -97,7 +104,7 @@ class Standstill:
         if self._source.node.node == self._target.node.node:
             # Nothing is under way: a block that is not there by now was lost, or never kept.
             return Seconds(self._moved_at + settings.room_patience - now)
-        if self._pool.node_is_late(self._source.node.node):
+        if self._workers.node_is_late(self._source.node.node, self._clock.now()):
             return Seconds(self._moved_at + settings.source_patience - now)
         node_patience = settings.source_patience if transfer.informed else settings.node_patience
         line_patience = settings.line_patience if forecast.backlog > 0 else node_patience

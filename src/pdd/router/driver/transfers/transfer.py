@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Coroutine
 
 from pdd.belief.links import Links
+from pdd.belief.workers import Workers
 from pdd.core.clock import Clock
 from pdd.core.errors import BlocksLost, CapacityExhausted, ContextTooLong, Incompatible, NodeFailed, PddError
 from pdd.core.ids import NodeInstance, OrderId, WatchId
@@ -24,7 +25,7 @@ from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.transfers.room_line import RoomLine
 from pdd.router.driver.transfers.spec import TransferListener, TransferSpec, TransferState
 from pdd.router.driver.transfers.standstill import Standstill
-from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.worker import Worker
 
 _logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Transfer:
         spec: TransferSpec,
         listener: TransferListener,
         *,
-        pool: Pool,
+        workers: Workers[Worker],
         links: Links,
         room: RoomLine,
         make_room: Callable[[], None],
@@ -51,7 +52,7 @@ class Transfer:
         self.error: PddError | None = None
         self.progress: ReplicationProgress | None = None
         self._listener = listener
-        self._pool = pool
+        self._workers = workers
         self._links = links
         self._make_room = make_room
         self._clock = clock
@@ -72,7 +73,9 @@ class Transfer:
         self._order: asyncio.Task[None] | None = None
         self._standing: OrderId | None = None
         self._sent_before = 0
-        self._standstill = Standstill(spec.source, spec.target, pool=pool, links=links, clock=clock, settings=settings)
+        self._standstill = Standstill(
+            spec.source, spec.target, workers=workers, links=links, clock=clock, settings=settings
+        )
 
     @property
     def settled(self) -> bool:
@@ -271,7 +274,7 @@ class Transfer:
         instance = None
         while not self.settled:
             # The lifetime in which prefill wrote its blocks is the first one seen, not the one after a restart.
-            instance = instance or self._pool.node_instance(self.spec.source.node.node)
+            instance = instance or self._workers.node_instance(self.spec.source.node.node)
             try:
                 self._order_done = await self._order_once(patience)
                 if self._order_done and not self.settled:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from pdd.belief.workers import Workers
 from pdd.core.clock import Clock
 from pdd.core.errors import PddError
 from pdd.core.ids import NodeId, PinId
@@ -16,6 +17,7 @@ from pdd.core.replication import Pin
 from pdd.kvnode.base import NodeClient
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.pool import Pool
+from pdd.router.driver.workers.worker import Worker
 
 _logger = logging.getLogger(__name__)
 
@@ -24,7 +26,7 @@ class PinBoard:
     """Tells nodes between ``start`` and ``stop``; what was wanted before is told first."""
 
     def __init__(self, pool: Pool, settings: DriverSettings, clock: Clock) -> None:
-        self._nodes = {name: _NodePins(node, pool, settings, clock) for name, node in pool.nodes.items()}
+        self._nodes = {name: _NodePins(node, pool.workers, settings, clock) for name, node in pool.nodes.items()}
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
@@ -50,9 +52,9 @@ class PinBoard:
 class _NodePins:
     """``_due`` are the names about which the node has yet to be told, in order; ``_told`` those that it may know."""
 
-    def __init__(self, node: NodeClient, pool: Pool, settings: DriverSettings, clock: Clock) -> None:
+    def __init__(self, node: NodeClient, workers: Workers[Worker], settings: DriverSettings, clock: Clock) -> None:
         self._node = node
-        self._pool = pool
+        self._workers = workers
         self._health = settings.health
         self._clock = clock
         self._wanted: dict[PinId, Pin] = {}
@@ -90,8 +92,8 @@ class _NodePins:
 
     async def _tell_next(self) -> None:
         """Pins end with the node and with the connection to it: when either was lost, all of them are told again."""
-        if self._num_returns != self._pool.node_returns(self._node.node):
-            self._num_returns = self._pool.node_returns(self._node.node)
+        if self._num_returns != self._workers.node_returns(self._node.node):
+            self._num_returns = self._workers.node_returns(self._node.node)
             self._due = {**self._due, **dict.fromkeys(self._wanted)}
         name = next(iter(self._due))
         del self._due[name]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdd.belief.health import MAX_OPEN_FACTOR, Breaker, BreakerState, Pulse
 from pdd.core.topology import HealthTable
 from pdd.core.units import Seconds
-from pdd.policy.health import MAX_OPEN_FACTOR, Breaker, BreakerState, Pulse
 
 RULE = HealthTable(
     checks_to_down=3,

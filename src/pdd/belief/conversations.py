@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from pdd.core.blocks import BlockHash
-from pdd.core.clock import Clock
 from pdd.core.ids import NodeId, PinId, WorkerId
 from pdd.core.replication import Pin
 from pdd.core.request import Role
 from pdd.core.units import Seconds
-from pdd.router.driver.workers.pins import PinBoard
 
 MAX_CONVERSATIONS = 16_384
 
@@ -51,37 +50,41 @@ class Conversation:
         return self.workers.get(Role.MAIN_DECODE)
 
 
+class Pins(Protocol):
+    """Notes at once what nodes shall keep; that they are told, and when, is its own matter."""
+
+    def want(self, node: NodeId, pin: Pin, /) -> None: ...
+    def drop(self, node: NodeId, pin: PinId, /) -> None: ...
+
+
 class Conversations:
     """All conversations of a router, the one that rested longest first."""
 
-    def __init__(
-        self, pins: PinBoard, clock: Clock, *, ttl: Seconds, max_conversations: int = MAX_CONVERSATIONS
-    ) -> None:
+    def __init__(self, pins: Pins, *, ttl: Seconds, max_conversations: int = MAX_CONVERSATIONS) -> None:
         self._pins = pins
-        self._clock = clock
         self._ttl = ttl
         self._max = max_conversations
         self._by_tip: OrderedDict[BlockHash, Conversation] = OrderedDict()
         self._num_pins = 0
 
-    @property
-    def num_live(self) -> int:
-        self._expire()
+    def num_live(self, now: Seconds) -> int:
+        self._expire(now)
         return len(self._by_tip)
 
-    def find(self, hashes: Sequence[BlockHash]) -> Conversation | None:
+    def find(self, hashes: Sequence[BlockHash], now: Seconds) -> Conversation | None:
         """The longest conversation that a prompt with these blocks extends. Being found keeps it alive."""
-        self._expire()
+        self._expire(now)
         for tip in reversed(hashes):
             if tip in self._by_tip:
                 self._by_tip.move_to_end(tip)
-                self._by_tip[tip] = found = replace(self._by_tip[tip], last_turn_at=self._clock.now())
+                self._by_tip[tip] = found = replace(self._by_tip[tip], last_turn_at=now)
                 return found
         return None
 
     def remember(
         self,
         hashes: Sequence[BlockHash],
+        now: Seconds,
         *,
         seats: Mapping[Role, WorkerId],
         main_node: NodeId | None,
@@ -107,11 +110,11 @@ class Conversations:
             num_blocks=len(hashes),
             num_pinned=0 if before is None else before.num_pinned,
             last_filtered=filtered,
-            last_turn_at=self._clock.now(),
+            last_turn_at=now,
             pin=None if before is None else before.pin,
         )
         self._by_tip[turn.tip] = turn if main_node is None else self._pinned(turn, main_node, tuple(hashes))
-        self._expire()
+        self._expire(now)
 
     def _pinned(self, turn: Conversation, node: NodeId, hashes: tuple[BlockHash, ...]) -> Conversation:
         if turn.main_node != node:
@@ -128,9 +131,9 @@ class Conversations:
         self._num_pins += 1
         return PinId(f"conversation-{self._num_pins}")
 
-    def _expire(self) -> None:
+    def _expire(self, now: Seconds) -> None:
         """The order of ``_by_tip`` is that of the last turns."""
-        rested = self._clock.now() - self._ttl
+        rested = now - self._ttl
         while self._by_tip:
             oldest = next(iter(self._by_tip.values()))
             if oldest.last_turn_at >= rested and len(self._by_tip) <= self._max:

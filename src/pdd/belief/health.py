@@ -1,4 +1,4 @@
-"""Whether a worker can be trusted with the next request: answers to health checks, and a circuit breaker. No clock, no I/O.
+"""Whether a worker can be trusted with the next request: answers to health checks, lifetimes, and a circuit breaker.
 
 Two different questions. *Is its process there?* Health checks tell, with hysteresis: one answer that is late says little.
 *Do its generations end well?* The breaker tells: a process may answer every check and still break all that it begins.
@@ -8,6 +8,8 @@ Only the worker's own failures count: a wrong request, a full queue or a client 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 
 from pdd.core.topology import HealthTable
@@ -15,6 +17,45 @@ from pdd.core.units import Seconds
 
 MAX_OPEN_FACTOR = 12
 """A breaker whose trials fail again and again stays open at most so many times ``breaker_open_s``: a minute by default."""
+LATE_AFTER = Seconds(1.0)
+"""Long before an unanswered check counts as lost, it is a reason to send a new request elsewhere."""
+
+
+class Lifetime:
+    """One process of a worker, from its first answered check until it is declared down or another one answers."""
+
+    __slots__ = ("_listeners", "ended", "heard", "instance")
+
+    def __init__(self, instance: str) -> None:
+        self.instance = instance
+        self.ended = False
+        self.heard = False
+        """Something came from it since the last check began: it lives, however late its answer is."""
+        self._listeners: dict[object, Callable[[], None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Lifetime {self.instance} {'ended' if self.ended else 'lasts'}, {len(self._listeners)} listen>"
+
+    def on_end(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Calls ``listener`` when it ends, at once if it has ended. Returns what takes that back. Idempotent."""
+        if self.ended:
+            listener()
+            return lambda: None
+        key = object()
+        self._listeners[key] = listener
+        return lambda: self._listeners.pop(key, None) and None
+
+    def end(self) -> list[Exception]:
+        """It is gone, or counts as gone. Every listener is told, whatever another one raises; that is returned. Idempotent."""
+        self.ended = True
+        errors: list[Exception] = []
+        while self._listeners:
+            listener = self._listeners.pop(next(iter(self._listeners)))
+            try:
+                listener()
+            except Exception as error:  # noqa: BLE001 - a health check ends it: it can do nothing about it, and must go on
+                errors.append(error)
+        return errors
 
 
 class Pulse:
@@ -44,6 +85,29 @@ class Pulse:
         self._answers = 0
         self._misses = self._rule.checks_to_down
         self.up = False
+
+
+@dataclass(slots=True)
+class Attention:
+    """Whether somebody answers checks, and how late it is with the present one."""
+
+    pulse: Pulse
+    asked_at: Seconds | None = None
+    """Of the first check since the last answer."""
+
+    def asked(self, now: Seconds) -> None:
+        self.asked_at = now if self.asked_at is None else self.asked_at
+
+    def answered(self) -> None:
+        self.asked_at = None
+        self.pulse.answered()
+
+    def heard(self) -> None:
+        """No answer, but a sign of life."""
+        self.asked_at = None
+
+    def is_late(self, now: Seconds) -> bool:
+        return self.asked_at is not None and now - self.asked_at >= LATE_AFTER
 
 
 class BreakerState(StrEnum):

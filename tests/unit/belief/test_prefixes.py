@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from pdd.belief.prefixes import Prefixes
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId, NodeInstance
 from pdd.core.replication import NodeStats
 from pdd.core.units import Bytes
-from pdd.router.driver.workers.directory import BlockDirectory
 
 NODE = NodeId("node")
 
@@ -40,7 +40,7 @@ def chain(*path: int) -> list[BlockHash]:
 
 
 def test_it_knows_how_much_of_a_sequence_has_landed() -> None:
-    directory = BlockDirectory({NODE: stats(100)})
+    directory = Prefixes({NODE: stats(100)})
     directory.landed(NODE, chain(1, 2, 3))
     assert directory.prefix_at(NODE, chain(1, 2, 3, 4)) == 3
     assert directory.prefix_at(NODE, chain(1, 2, 9)) == 2
@@ -50,7 +50,7 @@ def test_it_knows_how_much_of_a_sequence_has_landed() -> None:
 
 def test_it_knows_nothing_of_a_node_that_does_not_answer_and_remembers_when_it_does_again() -> None:
     books = {NODE: stats(100)}
-    directory = BlockDirectory(books)
+    directory = Prefixes(books)
     directory.landed(NODE, chain(1, 2))
     del books[NODE]
     assert directory.prefix_at(NODE, chain(1, 2)) == 0
@@ -62,7 +62,7 @@ def test_it_knows_nothing_of_a_node_that_does_not_answer_and_remembers_when_it_d
 
 def test_a_restarted_node_has_nothing() -> None:
     books = {NODE: stats(100)}
-    directory = BlockDirectory(books)
+    directory = Prefixes(books)
     directory.landed(NODE, chain(1, 2))
     books[NODE] = stats(100, "second")
     assert directory.prefix_at(NODE, chain(1, 2)) == 0
@@ -71,14 +71,14 @@ def test_a_restarted_node_has_nothing() -> None:
 
 
 def test_what_is_forgotten_on_purpose_is_gone() -> None:
-    directory = BlockDirectory({NODE: stats(100)})
+    directory = Prefixes({NODE: stats(100)})
     directory.landed(NODE, chain(1, 2))
     directory.forget(NODE)
     assert directory.prefix_at(NODE, chain(1, 2)) == 0
 
 
 def test_the_least_recently_used_goes_first_and_an_end_before_its_beginning() -> None:
-    directory = BlockDirectory({NODE: stats(6)})
+    directory = Prefixes({NODE: stats(6)})
     directory.landed(NODE, chain(1, 2, 3))
     directory.landed(NODE, chain(4, 5))
     directory.landed(NODE, chain(6, 7))
@@ -89,7 +89,7 @@ def test_the_least_recently_used_goes_first_and_an_end_before_its_beginning() ->
 
 
 def test_a_sequence_longer_than_the_node_is_held_as_far_as_it_fits() -> None:
-    directory = BlockDirectory({NODE: stats(3)})
+    directory = Prefixes({NODE: stats(3)})
     directory.landed(NODE, chain(1, 2, 3, 4, 5))
     assert directory.prefix_at(NODE, chain(1, 2, 3, 4, 5)) == 3
 
@@ -98,7 +98,7 @@ def test_a_sequence_longer_than_the_node_is_held_as_far_as_it_fits() -> None:
 def test_it_believes_what_a_node_would_hold_that_evicts_block_by_block(seed: int) -> None:
     chance = random.Random(seed)
     capacity = chance.choice([1, 5, 40, 200])
-    directory = BlockDirectory({NODE: stats(capacity)})
+    directory = Prefixes({NODE: stats(capacity)})
     held: dict[BlockHash, None] = {}  # the least recently used first
     for _ in range(400):
         path = chain(*(chance.randrange(3) for _ in range(chance.randrange(1, 8))))
@@ -115,7 +115,7 @@ def test_it_believes_what_a_node_would_hold_that_evicts_block_by_block(seed: int
 
 
 def test_its_memory_is_bounded_by_the_node_not_by_how_often_something_lands() -> None:
-    directory = BlockDirectory({NODE: stats(50)})
+    directory = Prefixes({NODE: stats(50)})
     for turn in range(20_000):
         directory.landed(NODE, chain(*range(turn % 40)))
     (blocks,) = directory._nodes.values()

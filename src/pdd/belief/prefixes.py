@@ -18,7 +18,7 @@ from pdd.core.replication import NodeStats
 _SPARE_NAMES = 1024
 
 
-class BlockDirectory:
+class Prefixes:
     """``stats`` are the newest books of the nodes that answer, by node; they say how much fits and who restarted."""
 
     def __init__(self, stats: Mapping[NodeId, NodeStats]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from pdd.belief.conversations import Conversation, Conversations
 from pdd.core.blocks import BlockHash
 from pdd.core.errors import NodeFailed
 from pdd.core.ids import NodeId, PinId, WorkerId
@@ -15,7 +16,6 @@ from pdd.core.topology import HealthTable
 from pdd.core.units import Seconds
 from pdd.router.clock import LoopClock
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.workers.conversations import Conversation, Conversations
 from pdd.router.driver.workers.pins import PinBoard
 from pdd.sim.loop import run
 
@@ -58,12 +58,16 @@ class Notebook:
         self.pins.clear()
 
 
+now = LoopClock().now
+
+
 class Nodes:
     """What a pin board needs of a pool."""
 
     def __init__(self) -> None:
         self.nodes = {name: Notebook(name) for name in (MAIN, OTHER)}
         self.returns = 1
+        self.workers = self
 
     def node_returns(self, node: NodeId) -> int:
         return self.returns
@@ -74,7 +78,7 @@ class Stage:
         self.nodes = Nodes()
         settings = DriverSettings(health=HealthTable())
         self.pins = PinBoard(self.nodes, settings, LoopClock())  # type: ignore[arg-type]
-        self.all = Conversations(self.pins, LoopClock(), ttl=Seconds(TTL), max_conversations=max_conversations)
+        self.all = Conversations(self.pins, ttl=Seconds(TTL), max_conversations=max_conversations)
         self.main, self.other = self.nodes.nodes[MAIN], self.nodes.nodes[OTHER]
 
     def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -96,7 +100,7 @@ class Stage:
         **seats: str,
     ) -> None:
         workers = {Role(role): WorkerId(worker) for role, worker in seats.items()}
-        self.all.remember(hashes, seats=workers, main_node=node, filtered=filtered, previous=previous)
+        self.all.remember(hashes, now(), seats=workers, main_node=node, filtered=filtered, previous=previous)
 
     async def settle(self) -> None:
         await asyncio.sleep(0.001)
@@ -107,14 +111,14 @@ def test_a_prompt_that_extends_a_stored_answer_belongs_to_its_conversation() -> 
 
     async def scene() -> None:
         stage.turn(blocks(1, 2, 3), prefill="p", main_decode="m")
-        found = stage.all.find(blocks(1, 2, 3, 4, 5))
+        found = stage.all.find(blocks(1, 2, 3, 4, 5), now())
         assert found is not None
         assert (found.prefill, found.relay_decode, found.main_decode) == ("p", None, "m")
         assert (found.main_node, found.num_blocks, found.num_pinned) == (MAIN, 3, 3)
-        assert stage.all.find(blocks(1, 2, 3)) is not None
-        assert stage.all.find(blocks(1, 2)) is None, "it does not extend the answer"
-        assert stage.all.find(blocks(1, 2, 4, 5)) is None
-        assert stage.all.find([]) is None
+        assert stage.all.find(blocks(1, 2, 3), now()) is not None
+        assert stage.all.find(blocks(1, 2), now()) is None, "it does not extend the answer"
+        assert stage.all.find(blocks(1, 2, 4, 5), now()) is None
+        assert stage.all.find([], now()) is None
 
     stage.play(scene)
 
@@ -125,7 +129,7 @@ def test_the_longest_stored_sequence_counts() -> None:
     async def scene() -> None:
         stage.turn(blocks(1), main_decode="short")
         stage.turn(blocks(1, 2, 3), main_decode="long")
-        found = stage.all.find(blocks(1, 2, 3, 4))
+        found = stage.all.find(blocks(1, 2, 3, 4), now())
         assert found is not None
         assert found.main_decode == "long"
 
@@ -137,13 +141,13 @@ def test_a_turn_takes_the_place_of_the_one_before_and_keeps_whom_it_did_not_need
 
     async def scene() -> None:
         stage.turn(blocks(1, 2), prefill="p", relay_decode="r", main_decode="m")
-        first = stage.all.find(blocks(1, 2, 3))
+        first = stage.all.find(blocks(1, 2, 3), now())
         stage.turn(blocks(1, 2, 3, 4), previous=first, prefill="q", main_decode="m")
-        assert stage.all.num_live == 1
-        second = stage.all.find(blocks(1, 2, 3, 4, 5))
+        assert stage.all.num_live(now()) == 1
+        second = stage.all.find(blocks(1, 2, 3, 4, 5), now())
         assert second is not None
         assert (second.prefill, second.relay_decode, second.main_decode) == ("q", "r", "m")
-        assert stage.all.find(blocks(1, 2, 9)) is None
+        assert stage.all.find(blocks(1, 2, 9), now()) is None
 
     stage.play(scene)
 
@@ -153,11 +157,11 @@ def test_two_branches_of_one_turn_are_two_conversations() -> None:
 
     async def scene() -> None:
         stage.turn(blocks(1), main_decode="m")
-        first = stage.all.find(blocks(1, 2))
-        second = stage.all.find(blocks(1, 3))
+        first = stage.all.find(blocks(1, 2), now())
+        second = stage.all.find(blocks(1, 3), now())
         stage.turn(blocks(1, 2, 2), previous=first)
         stage.turn(blocks(1, 3, 3), previous=second)
-        assert stage.all.num_live == 2
+        assert stage.all.num_live(now()) == 2
         await stage.settle()
         assert sorted(stage.main.pins.values()) == [tuple(blocks(1, 2, 2)), tuple(blocks(1, 3, 3))]
 
@@ -170,7 +174,7 @@ def test_the_pin_grows_with_its_conversation() -> None:
     async def scene() -> None:
         stage.turn(blocks(1, 2))
         await stage.settle()
-        stage.turn(blocks(1, 2, 3), previous=stage.all.find(blocks(1, 2)))
+        stage.turn(blocks(1, 2, 3), previous=stage.all.find(blocks(1, 2), now()))
         await stage.settle()
         assert stage.main.pins == {PinId("conversation-1"): tuple(blocks(1, 2, 3))}
 
@@ -183,7 +187,7 @@ def test_the_pin_moves_with_its_conversation() -> None:
     async def scene() -> None:
         stage.turn(blocks(1, 2))
         await stage.settle()
-        stage.turn(blocks(1, 2, 3), previous=stage.all.find(blocks(1, 2)), node=OTHER)
+        stage.turn(blocks(1, 2, 3), previous=stage.all.find(blocks(1, 2), now()), node=OTHER)
         await stage.settle()
         assert stage.main.pins == {}
         assert list(stage.other.pins.values()) == [tuple(blocks(1, 2, 3))]
@@ -196,9 +200,9 @@ def test_a_filtered_turn_leaves_pinned_what_was_pinned_and_is_remembered_as_such
 
     async def scene() -> None:
         stage.turn(blocks(1, 2), main_decode="m")
-        stage.turn(blocks(1, 2, 3), previous=stage.all.find(blocks(1, 2)), node=None, filtered=True)
+        stage.turn(blocks(1, 2, 3), previous=stage.all.find(blocks(1, 2), now()), node=None, filtered=True)
         await stage.settle()
-        found = stage.all.find(blocks(1, 2, 3))
+        found = stage.all.find(blocks(1, 2, 3), now())
         assert found is not None
         assert found.last_filtered
         assert (found.main_node, found.num_blocks, found.num_pinned) == (MAIN, 3, 2)
@@ -206,7 +210,7 @@ def test_a_filtered_turn_leaves_pinned_what_was_pinned_and_is_remembered_as_such
         stage.turn(blocks(1, 2, 3, 4), previous=found)
         await stage.settle()
         assert list(stage.main.pins.values()) == [tuple(blocks(1, 2, 3, 4))]
-        after = stage.all.find(blocks(1, 2, 3, 4))
+        after = stage.all.find(blocks(1, 2, 3, 4), now())
         assert after is not None
         assert not after.last_filtered
 
@@ -220,7 +224,7 @@ def test_the_same_turn_again_is_one_conversation_with_one_pin() -> None:
         stage.turn(blocks(1, 2))
         stage.turn(blocks(1, 2))
         await stage.settle()
-        assert stage.all.num_live == 1
+        assert stage.all.num_live(now()) == 1
         assert len(stage.main.pins) == 1
 
     stage.play(scene)
@@ -233,13 +237,13 @@ def test_a_conversation_that_rests_too_long_is_forgotten_with_its_pin() -> None:
         stage.turn(blocks(1, 2))
         stage.turn(blocks(7, 8))
         await asyncio.sleep(TTL - 1.0)
-        assert stage.all.find(blocks(1, 2)) is not None, "which keeps it alive"
+        assert stage.all.find(blocks(1, 2), now()) is not None, "which keeps it alive"
         await asyncio.sleep(2.0)
-        assert stage.all.num_live == 1
+        assert stage.all.num_live(now()) == 1
         await stage.settle()
         assert list(stage.main.pins.values()) == [tuple(blocks(1, 2))]
         await asyncio.sleep(TTL)
-        assert stage.all.find(blocks(1, 2, 3)) is None
+        assert stage.all.find(blocks(1, 2, 3), now()) is None
         await stage.settle()
         assert stage.main.pins == {}
 
@@ -251,9 +255,9 @@ def test_a_turn_that_outlasts_its_conversation_begins_a_new_one() -> None:
 
     async def scene() -> None:
         stage.turn(blocks(1, 2), main_decode="m")
-        previous = stage.all.find(blocks(1, 2))
+        previous = stage.all.find(blocks(1, 2), now())
         await asyncio.sleep(TTL + 1.0)
-        assert stage.all.num_live == 0
+        assert stage.all.num_live(now()) == 0
         stage.turn(blocks(1, 2, 3), previous=previous, main_decode="n")
         await stage.settle()
         assert list(stage.main.pins.values()) == [tuple(blocks(1, 2, 3))]
@@ -267,9 +271,15 @@ def test_of_too_many_the_one_that_rested_longest_goes() -> None:
     async def scene() -> None:
         for number in range(5):
             stage.turn(blocks(number))
-            assert stage.all.find(blocks(0)) is not None
-        assert stage.all.num_live == 3
-        assert [stage.all.find(blocks(number)) is not None for number in range(5)] == [True, False, False, True, True]
+            assert stage.all.find(blocks(0), now()) is not None
+        assert stage.all.num_live(now()) == 3
+        assert [stage.all.find(blocks(number), now()) is not None for number in range(5)] == [
+            True,
+            False,
+            False,
+            True,
+            True,
+        ]
         await stage.settle()
         assert len(stage.main.pins) == 3
 
@@ -281,7 +291,7 @@ def test_a_turn_without_a_full_block_is_nothing_to_remember() -> None:
 
     async def scene() -> None:
         stage.turn([])
-        assert stage.all.num_live == 0
+        assert stage.all.num_live(now()) == 0
 
     stage.play(scene)
 
@@ -299,7 +309,7 @@ def test_a_node_that_is_away_is_told_all_that_is_still_wanted_when_it_is_back() 
         stage.main.lose_connection()
         stage.turn(blocks(2))
         stage.turn(blocks(3))
-        stage.turn(blocks(3, 4), previous=stage.all.find(blocks(3)), node=OTHER)
+        stage.turn(blocks(3, 4), previous=stage.all.find(blocks(3), now()), node=OTHER)
         await asyncio.sleep(30.0)
         stage.main.fails = False
         await asyncio.sleep(1.1)
@@ -335,7 +345,7 @@ def test_a_node_that_hung_hears_of_every_pin_that_was_dropped_meanwhile() -> Non
         stage.main.hangs = True
         stage.turn(blocks(3))
         await asyncio.sleep(TTL + 1.0)
-        assert stage.all.num_live == 0
+        assert stage.all.num_live(now()) == 0
         stage.main.hangs = False
         await asyncio.sleep(5.0)
         assert stage.main.pins == {}
@@ -351,7 +361,7 @@ def test_a_pin_that_could_not_be_taken_back_is_taken_back_later() -> None:
         await stage.settle()
         stage.main.fails = True
         await asyncio.sleep(TTL + 1.0)
-        assert stage.all.num_live == 0
+        assert stage.all.num_live(now()) == 0
         await asyncio.sleep(10.0)
         stage.main.fails = False
         await asyncio.sleep(5.0)
@@ -368,7 +378,7 @@ def test_what_a_node_never_heard_of_need_not_be_taken_back() -> None:
         for number in range(50):
             stage.turn(blocks(number))
         await asyncio.sleep(TTL + 1.0)
-        assert stage.all.num_live == 0
+        assert stage.all.num_live(now()) == 0
         stage.main.fails = False
         await asyncio.sleep(5.0)
         assert len(stage.main.told) <= 1
@@ -399,7 +409,7 @@ def test_what_changes_twice_before_it_is_told_is_told_once() -> None:
 
     async def scene() -> None:
         stage.turn(blocks(1))
-        stage.turn(blocks(1, 2), previous=stage.all.find(blocks(1)))
+        stage.turn(blocks(1, 2), previous=stage.all.find(blocks(1), now()))
         await stage.settle()
         assert stage.main.told == ["+conversation-1"]
         assert stage.pins.num_wanted(MAIN) == 1

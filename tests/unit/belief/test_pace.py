@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from pdd.belief.pace import HALF_LIFE, RolePace
 from pdd.core.ids import WorkerId
 from pdd.core.units import Seconds
-from pdd.policy.pace import HALF_LIFE, RolePace
 
 A, B = WorkerId("a"), WorkerId("b")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from pdd.core.ids import WorkerId
 from pdd.core.units import Seconds
+from pdd.core.view import PaceView
 
 HALF_LIFE = Seconds(30.0)
 """After so long what was measured counts half: a worker that was slow gets its chance again."""
@@ -77,6 +78,11 @@ class RolePace:
         self._all.add(work, beside, seconds, now)
         expected = Seconds(work * (self.unit_s or 0.0) + work * (self.crowd_s or 0.0) * (beside - self._mean_crowd))
         self._workers.setdefault(worker, _Comparison()).add(seconds, expected, now)
+
+    @property
+    def view(self) -> PaceView:
+        """What policies see of it."""
+        return PaceView(unit_s=self.unit_s, alone_s=self.alone_s, crowd_s=self.crowd_s, typical_work=self.typical_work)
 
     @property
     def unit_s(self) -> Seconds | None:
