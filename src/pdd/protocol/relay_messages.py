@@ -1,4 +1,4 @@
-"""What a relay is told, and what it commands: the vocabulary of ``protocol.relay``.
+"""What a relay is told, and what it commands: its plan, its events and its commands.
 
 Each start and each transfer has an attempt number, unique within the request; events say which one they are of.
 """
@@ -8,9 +8,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pdd.core.errors import LocalProtocolError
 from pdd.core.ids import TokenId
 from pdd.core.request import FinishReason, HandoffMode, Role, Route, SendClass
 from pdd.core.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayPlan:
+    """What is fixed about a request when it starts.
+
+    ``relay_cap``: relay decode emits at most so many tokens, then waits for main decode (None: no cap).
+    ``relay_floor``: on route RELAY, main decode takes over only after relay decode emitted so many.
+    ``prepare_main``, ``prepare_relay``: send the prompt's KV to that node from the start; otherwise it is sent when the
+    route turns out to need it.
+    """
+
+    num_prompt_tokens: int
+    max_tokens: int
+    stop_token_ids: frozenset[TokenId]
+    prepare_main: bool = True
+    prepare_relay: bool = True
+    may_reroute: bool = True
+    relay_cap: int | None = None
+    relay_floor: int = 0
+    reroute_interval: Seconds = Seconds(0.25)
+    recovery_delay: Seconds = Seconds(1.0)
+    resend_delay: Seconds = Seconds(2.0)
+    max_prefill_attempts: int = 3
+    max_prefill_waits: int = 5
+    max_main_losses: int = 3
+    max_resends: int = 15
+    max_detours: int = 3
+    max_recovery_rounds: int = 15
+    max_decode_attempts: int = 64
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise LocalProtocolError(f"max_tokens is {self.max_tokens}; an answer has at least one token")
+        if self.relay_cap is not None and self.relay_cap < max(1, self.relay_floor):
+            raise LocalProtocolError(f"relay_cap is {self.relay_cap}; it must be at least 1 and relay_floor")
 
 
 class Timer(StrEnum):
@@ -19,7 +56,7 @@ class Timer(StrEnum):
     REROUTE = "reroute"
     """A waiting P-MD request is asked again whether it should relay."""
     RECOVER = "recover"
-    """Relay decode's KV was waited for, or every role was tried and lost, or no prefill was up: somebody is tried now."""
+    """Relay decode's KV was awaited, or every role was tried and lost, or no prefill was up: somebody is tried now."""
     RESEND = "resend"
     """The transfer to main decode failed while another decodes; it is made again."""
 
@@ -81,7 +118,7 @@ class WorkerUnavailable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillHeld:
-    """Main decode has no room for this request, so others' prompts are computed first. Without effect after the first token."""
+    """Main decode has no room for this request: others' prompts go first. Without effect after the first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +205,7 @@ class Demote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDecode:
-    """Generate at an engine of ``role`` from prompt + the first ``num_known`` output tokens, at most ``max_tokens`` more.
+    """Generate at an engine of ``role`` from prompt + ``num_known`` output tokens, at most ``max_tokens`` more.
 
     Prefill is this with ``role`` PREFILL, nothing known and one token.
     """
@@ -196,7 +233,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emit:
-    """Send these tokens to the client. ``finish_reason`` is not here: ``Finish`` follows at once if they were the last."""
+    """Send these tokens to the client. ``Finish`` follows at once if they were the last."""
 
     attempt: int
     role: Role
