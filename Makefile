@@ -49,6 +49,7 @@ check: install ## Format, lint, types, import layers, unit and property tests
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.support.house
 	$(BIN)/pytest tests/unit tests/property tests/test_architecture.py -n 2 -q
 
 test: install ## Everything: check, then contract and integration tests

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.house import BARS, look
+from tests.support.house_ratchet import differences, read_bars
+
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "pdd").rglob("*.py"))
 MAX_LINES = 400
@@ -40,6 +43,10 @@ def test_imports_point_down_and_pure_means_pure():
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert " 0 broken" in result.stdout
+
+
+def test_the_house_is_within_its_bars():
+    assert [str(each) for each in differences(look().measures, read_bars(BARS)) if each.is_worse] == []
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=_name)
