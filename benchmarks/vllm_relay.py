@@ -29,7 +29,7 @@ from pdd.core.request import Route
 from pdd.core.topology import Topology
 from pdd.core.units import BitsPerSecond, Bytes, Seconds
 from pdd.engine.catalog import find_model
-from pdd.engine.models.checkpoint import checkpoint_folder
+from pdd.engine.checkpoint import checkpoint_folder
 
 _RATE, _DELAY = BitsPerSecond(20e6), Seconds(0.015)
 _PROMPT_TOKENS, _ANSWER_TOKENS, _WARM_UP_TOKENS = 640, 448, 8

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from pdd.engine.catalog import find_model
-from pdd.engine.models.checkpoint import export_checkpoint
+from pdd.engine.checkpoint import export_checkpoint
 from pdd.engine.models.safetensors import write_float32
 
 TINY = "tiny-random-32"

@@ -22,7 +22,7 @@ from typing import Any
 from pdd.cli.deploy.forking import ForkServers
 from pdd.core.kv_format import KvFormat
 from pdd.engine.catalog import find_model
-from pdd.engine.models.checkpoint import checkpoint_folder
+from pdd.engine.checkpoint import checkpoint_folder
 from pdd.plugins.vllm.server import START_METHOD
 from tests.support.kv_nodes import running_cluster
 from tests.support.vllm_forks import arguments_of, run_forked

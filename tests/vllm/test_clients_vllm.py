@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pdd.cli.deploy.forking import ForkServers
 from pdd.core.units import Seconds
 from pdd.engine.catalog import find_model
-from pdd.engine.models.checkpoint import checkpoint_folder
+from pdd.engine.checkpoint import checkpoint_folder
 from tests.support.live import Live, live, packaged_topology, with_policy
 from tests.support.vllm_forks import run_forked
 

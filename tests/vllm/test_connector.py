@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from pdd.engine.catalog import find_model
-from pdd.engine.models.checkpoint import checkpoint_folder
+from pdd.engine.checkpoint import checkpoint_folder
 from pdd.engine.node_link import Pauses
 from tests.support.vllm_engine import MODEL, NodeProcess, StepwiseEngine
 

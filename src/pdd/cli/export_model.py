@@ -31,7 +31,7 @@ def run_export(arguments: argparse.Namespace) -> int:
         ConfigError: there is no such model, it has no weights, or the folder exists or can't be written.
     """
     from pdd.engine.catalog import find_model
-    from pdd.engine.models.checkpoint import export_checkpoint
+    from pdd.engine.checkpoint import export_checkpoint
 
     model, folder = find_model(arguments.model), arguments.folder
     export_checkpoint(model, folder)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from pdd.cli.deploy.state import default_state_root
+from pdd.cli.environment import default_state_root
 from pdd.cli.given_text import as_text, text
 from pdd.cli.quantities import Dimension, describe, parse_quantity
 from pdd.core.errors import ConfigError

@@ -8,7 +8,6 @@ from pdd.cli.deploy.state import (
     RoleKind,
     RoleStatus,
     RunStatus,
-    default_state_root,
     find_live_run,
     live_runs,
     run_directory,
@@ -89,12 +88,3 @@ def test_a_lock_that_is_no_file_is_refused(tmp_path):
     run.lock_file.mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"--state-dir: can't write .*up\.lock: Is a directory"), run.hold():
         pass
-
-
-def test_the_default_root_follows_the_environment(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert default_state_root() == tmp_path / "pdd"
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
-    assert default_state_root().name == f"pdd-{os.getuid()}"
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert default_state_root().name == f"pdd-{os.getuid()}"

@@ -174,14 +174,6 @@ class RunDirectory:
             yield
 
 
-def default_state_root() -> Path:
-    """``$XDG_RUNTIME_DIR/pdd``, or ``/tmp/pdd-<uid>`` where there is no such directory."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and Path(runtime).is_dir():
-        return Path(runtime) / "pdd"
-    return Path(f"/tmp/pdd-{os.getuid()}")  # noqa: S108 (made for its owner only, and refused if it is another's)
-
-
 def run_directory(root: Path, topology: str) -> RunDirectory:
     """Where the deployment named ``topology`` lives below ``root``.
 

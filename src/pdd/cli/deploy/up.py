@@ -12,7 +12,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from pdd.cli.deploy.state import Phase, RoleStatus, default_state_root
+from pdd.cli.deploy.state import Phase, RoleStatus
+from pdd.cli.environment import default_state_root
 from pdd.cli.given_text import require_text
 from pdd.cli.options import (
     Subparsers,

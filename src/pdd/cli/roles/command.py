@@ -12,16 +12,17 @@ import logging
 import resource
 import signal
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import msgspec
 
 from pdd.cli.deploy.lifeline import ReadySignal, watch_lifeline
-from pdd.cli.deploy.state import RoleKind, RunDirectory, default_state_root, run_directory
+from pdd.cli.deploy.state import RoleKind, run_directory
+from pdd.cli.environment import default_state_root
 from pdd.cli.options import Subparsers, add_callers, add_insecure_plaintext, add_state_dir, with_callers
 from pdd.cli.output import exit_code_of, root_cause, show_error, write_logs_as_utf8
+from pdd.cli.roles.context import RoleContext
 from pdd.core.errors import ConfigError, Incompatible
 from pdd.core.topology import EngineKind, Topology
 from pdd.transport.flood import LoopErrorLog
@@ -35,16 +36,6 @@ _SUMMARIES = {
     RoleKind.WAN: "run one emulated link between two clusters",
     RoleKind.ROUTER: "run the router: the OpenAI-compatible front door",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleContext:
-    """What a role is started with. It calls ``on_ready`` once, when others can use it."""
-
-    topology: Topology
-    name: str
-    run: RunDirectory
-    on_ready: Callable[[], None]
 
 
 RoleMain = Callable[[RoleContext], Coroutine[None, None, None]]

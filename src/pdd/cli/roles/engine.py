@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from pdd.cli.environment import set_defaults
-from pdd.cli.roles.command import RoleContext
+from pdd.cli.roles.context import RoleContext
 from pdd.cli.topology.check import block_tokens_of
 from pdd.core.errors import ConfigError
 from pdd.core.kv_format import KvFormat
@@ -113,7 +113,7 @@ def _kept_in_environment(name: str) -> Generator[None]:
 
 
 def _vllm_launch(context: RoleContext, table: EngineTable, device: Device) -> VllmLaunch:
-    from pdd.engine.models.checkpoint import checkpoint_folder
+    from pdd.engine.checkpoint import checkpoint_folder
     from pdd.plugins.vllm.server import VllmLaunch
 
     topology = context.topology

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdd.cli.roles.command import RoleContext
+from pdd.cli.roles.context import RoleContext
 from pdd.cli.topology.check import block_tokens_of
 from pdd.core.topology import Address
 from pdd.engine.catalog import model_of

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from pdd.belief.workers import WorkerStatus
-from pdd.cli.roles.command import RoleContext
+from pdd.cli.roles.context import RoleContext
 from pdd.cli.topology.check import block_tokens_of
 from pdd.core.clock import Clock
 from pdd.core.ids import NodeId

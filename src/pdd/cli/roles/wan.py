@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdd.cli.roles.command import RoleContext
+from pdd.cli.roles.context import RoleContext
 from pdd.cli.topology.ports import reached_across
 from pdd.core.topology import LOOPBACK, Address, LinkTable, Topology
 from pdd.transport.emulate import Forward, LinkPlan, run_link

@@ -8,7 +8,7 @@ import pytest
 from pdd.core.errors import ConfigError
 from pdd.core.kv_format import DType
 from pdd.engine.catalog import find_model
-from pdd.engine.models.checkpoint import checkpoint_folder, export_checkpoint
+from pdd.engine.checkpoint import checkpoint_folder, export_checkpoint
 from pdd.engine.models.safetensors import read_header, write_float32
 from pdd.engine.models.tensors import read_tensors
 from tests.support.published import TINY, tiny_folder
