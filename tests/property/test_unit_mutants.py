@@ -7,7 +7,14 @@ import pytest
 from tests.support import driver_mutants, policy_mutants
 from tests.support.mutants import ROOT, UnitMutant, failure_of, mutated
 
-CHANGED = (f"{ROOT}.router", f"{ROOT}.policy", f"{ROOT}.belief", "tests.unit", "tests.support.worlds", "tests.support.beliefs")
+CHANGED = (
+    f"{ROOT}.router",
+    f"{ROOT}.policy",
+    f"{ROOT}.belief",
+    "tests.unit",
+    "tests.support.worlds",
+    "tests.support.beliefs",
+)
 """What is made anew around a mutant of the driver."""
 
 ALL = (*policy_mutants.MUTANTS, *driver_mutants.MUTANTS)

@@ -1,7 +1,8 @@
 """Which conversations live, and where: a prompt that extends a stored answer goes back to the workers that hold its KV.
 
-A conversation is known by the hash of the last full block of prompt + answer, which names all tokens before it, too. It is
-forgotten some time after its last turn (``conversation_ttl_s``), or when there are too many; then its pin goes as well.
+A conversation is known by the hash of the last full block of prompt + answer, which names all tokens before it, too. It
+is forgotten some time after its last turn (``conversation_ttl_s``), or when there are too many; then its pin goes as
+well.
 """
 
 from __future__ import annotations
@@ -93,9 +94,9 @@ class Conversations:
     ) -> None:
         """A turn is over: ``hashes`` are the full blocks of its prompt + answer, ``seats`` who served it.
 
-        ``main_node`` is where their KV is or will be: there they are pinned. None: nowhere in cluster B; what was pinned
-        stays so. ``previous`` is what ``find`` said when the turn began: this takes its place, unless it has expired or
-        another branch of it was faster.
+        ``main_node`` is where their KV is or will be: there they are pinned. None: nowhere in cluster B; what was
+        pinned stays so. ``previous`` is what ``find`` said when the turn began: this takes its place, unless it has
+        expired or another branch of it was faster.
         """
         if not hashes:
             return

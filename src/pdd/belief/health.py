@@ -1,6 +1,7 @@
 """Whether a worker can be trusted with the next request: answers to health checks, lifetimes, and a circuit breaker.
 
-Two different questions. *Is its process there?* Health checks tell, with hysteresis: one answer that is late says little.
+Two different questions. *Is its process there?* Health checks tell, with hysteresis: one answer that is late says
+little.
 *Do its generations end well?* The breaker tells: a process may answer every check and still break all that it begins.
 Only the worker's own failures count: a wrong request, a full queue or a client that left says nothing about it.
 """
@@ -16,7 +17,8 @@ from pdd.core.topology import HealthTable
 from pdd.core.units import Seconds
 
 MAX_OPEN_FACTOR = 12
-"""A breaker whose trials fail again and again stays open at most so many times ``breaker_open_s``: a minute by default."""
+"""A breaker whose trials fail again and again stays open at most so many times ``breaker_open_s``: a minute by default.
+"""
 LATE_AFTER = Seconds(1.0)
 """Long before an unanswered check counts as lost, it is a reason to send a new request elsewhere."""
 
@@ -46,7 +48,9 @@ class Lifetime:
         return lambda: self._listeners.pop(key, None) and None
 
     def end(self) -> list[Exception]:
-        """It is gone, or counts as gone. Every listener is told, whatever another one raises; that is returned. Idempotent."""
+        """It is gone, or counts as gone. Every listener is told, whatever another one raises; that is returned.
+        Idempotent.
+        """
         self.ended = True
         errors: list[Exception] = []
         while self._listeners:
@@ -59,7 +63,9 @@ class Lifetime:
 
 
 class Pulse:
-    """Counts a worker's answered and missed checks. Its first answer ever counts at once: before it nothing was known."""
+    """Counts a worker's answered and missed checks. Its first answer ever counts at once: before it nothing
+    was known.
+    """
 
     def __init__(self, rule: HealthTable) -> None:
         self._rule = rule
@@ -122,8 +128,9 @@ class BreakerState(StrEnum):
 class Breaker:
     """A worker's circuit breaker. It opens on ``breaker_failures`` failures within ``breaker_window_s``, or in a row.
 
-    In a row, because silence takes its time to be noticed: who does nothing but hang rarely fails thrice within a window.
-    After a while it lets one request try (``begin``). If that fails, too, it is open for twice as long as before.
+    In a row, because silence takes its time to be noticed: who does nothing but hang rarely fails thrice within a
+    window. After a while it lets one request try (``begin``). If that fails, too, it is open for twice as long as
+    before.
     """
 
     def __init__(self, rule: HealthTable) -> None:

@@ -1,10 +1,10 @@
 """What is known about the links between clusters: how fast they are, and how much they still owe.
 
-Each direction is a link of its own. Senders publish an acknowledged rate and a backlog for each peer; several senders share
-one link, so both are summed. A rate tells how fast the *link* is only if the link was the limit: while there was little to
-send it tells how little that was. So a measurement is believed once its sender has had a queue for a while. Afterwards the
-belief drifts back to the link's declared rate, unless more is seen to arrive. While nothing arrives, each second makes the
-link slower than said.
+Each direction is a link of its own. Senders publish an acknowledged rate and a backlog for each peer; several senders
+share one link, so both are summed. A rate tells how fast the *link* is only if the link was the limit: while there was
+little to send it tells how little that was. So a measurement is believed once its sender has had a queue for a while.
+Afterwards the belief drifts back to the link's declared rate, unless more is seen to arrive. While nothing arrives,
+each second makes the link slower than said.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ SATURATED_AFTER = Seconds(2.0)
 QUEUE_WORTH = Seconds(0.25)
 """A backlog of less than this at the measured rate is no queue."""
 HALF_WAY_AFTER = Seconds(30.0)
-"""After so long a measurement without successors is half forgotten: a hundredth of the nominal rate is a tenth by then."""
+"""After so long a measurement without successors is half forgotten: a hundredth of the nominal rate is a tenth by then.
+"""
 
 DeclaredRates = Mapping[tuple[str, str], BytesPerSecond]
 """The rate of each link, by the cluster that sends and the one that receives."""
@@ -44,8 +45,8 @@ class LinkReading:
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """One order. ``due``: all that it lacks is at the source and has room at the target, so only the link is waited for;
-    one in the background waits for the link alone only if its sender owes nothing else.
+    """One order. ``due``: all that it lacks is at the source and has room at the target, so only the link is waited
+    for; one in the background waits for the link alone only if its sender owes nothing else.
 
     ``open``: it is of the normal class and something of it has yet to arrive. ``since``: its first report.
     """
@@ -61,7 +62,9 @@ _NOTHING_YET = _Standing(0, due=False, open=False, since=None)
 
 @dataclass(slots=True)
 class _Sender:
-    """One node's connection to another, as long as orders stand on it: without any its reports say nothing about now."""
+    """One node's connection to another, as long as orders stand on it: without any its reports say nothing
+    about now.
+    """
 
     orders: dict[OrderId, _Standing] = field(default_factory=dict[OrderId, _Standing])
     rate: BytesPerSecond | None = None
@@ -181,7 +184,8 @@ class Links:
     ) -> None:
         """Takes what ``source``'s node says about its peer, ``target``'s node; until ``ended`` the order counts.
 
-        ``all_there``: the source has all blocks of the order, and the target room for them. Tell again when that changes.
+        ``all_there``: the source has all blocks of the order, and the target room for them. Tell again when that
+        changes.
         """
         pair = (source.node, target.node)
         link = self._links.setdefault(_name(source, target), _Link())
@@ -255,7 +259,8 @@ class Links:
         return BytesPerSecond(max(drifted, min(measured or 0.0, declared)))
 
     def _bound(self, num_blocks: int, quiet: Seconds) -> BytesPerSecond | None:
-        """What the rate was at most if no more than ``num_blocks`` came across in ``quiet``, with more to send all along.
+        """What the rate was at most if no more than ``num_blocks`` came across in ``quiet``, with more to send all
+        along.
 
         Each sender with something due has less than one block on its way, so that many belong to a silence.
         """

@@ -1,8 +1,9 @@
 """How fast workers of one role really are: alone, in a crowd, and each compared with its peers. The past fades.
 
-A decode in a larger batch takes longer for each token, by how much depends on the chip and the model: so it is fitted to what
-was measured, a straight line over the number of others. A worker is slow if it takes longer than its peers would in the
-same crowd; without that, whoever gets more requests would look slow for it, get fewer, look fast, and so on for ever.
+A decode in a larger batch takes longer for each token, by how much depends on the chip and the model: so it is fitted
+to what was measured, a straight line over the number of others. A worker is slow if it takes longer than its peers
+would in the same crowd; without that, whoever gets more requests would look slow for it, get fewer, look fast, and so
+on for ever.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the router believes each KV node holds, so that requests are sent to where their prefix is.
 
-It only counts what it saw landing, and forgets as a node does: the least recently used first, a sequence's end before its
-beginning, at most as many blocks as the node has slots. So what it believes of a sequence is always a beginning of it. It
-is never asked about anything that must be true: a wrong belief costs time, not an answer.
+It only counts what it saw landing, and forgets as a node does: the least recently used first, a sequence's end before
+its beginning, at most as many blocks as the node has slots. So what it believes of a sequence is always a beginning of
+it. It is never asked about anything that must be true: a wrong belief costs time, not an answer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What is known of workers and their nodes: which are up, who sits where, how fast they are, what their nodes have room for.
+"""What is known of workers and their nodes: which are up, who sits where, how fast they are, what their nodes have room
+for.
 
 A worker is up from an answered check on until so many checks in a row fail as the topology says; one that refuses its
-connection is down at once, and so is one that, or whose node, disagrees with the deployment. A generation that breaks off
-makes its worker suspect: nobody else is sent there before it has answered. When a worker is declared down, or another
-process answers in its place, its ``Lifetime`` ends, and all that runs there is told.
+connection is down at once, and so is one that, or whose node, disagrees with the deployment. A generation that breaks
+off makes its worker suspect: nobody else is sent there before it has answered. When a worker is declared down, or
+another process answers in its place, its ``Lifetime`` ends, and all that runs there is told.
 
 Each finding returns the ``Change`` that it makes, if it makes one, so that a shell can tell people.
 """
@@ -122,7 +123,9 @@ class WorkerState(Generic[WorkerT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """How a worker is, for health endpoints and metrics. ``running``: seats taken, whether or not they decode just now."""
+    """How a worker is, for health endpoints and metrics. ``running``: seats taken, whether or not they
+    decode just now.
+    """
 
     worker: WorkerId
     role: Role
@@ -136,7 +139,9 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerUp:
-    """A process answers where none did, or another one did, whose lifetime has ``ended``: its listeners have to be told."""
+    """A process answers where none did, or another one did, whose lifetime has ``ended``: its listeners have to be
+    told.
+    """
 
     restarts: int
     ended: Lifetime | None
@@ -313,8 +318,8 @@ class Workers(Generic[WorkerT]):
         return Seconds(num_blocks * pace.unit_s * pace.slowness(seat.worker.name, now))
 
     def begin_decoding(self, seat: Seat[WorkerT]) -> int:
-        """A decoder's first span has come, so it has a place in the batch; ``end_decoding`` must follow. Returns how many
-        decode beside it.
+        """A decoder's first span has come, so it has a place in the batch; ``end_decoding`` must follow. Returns how
+        many decode beside it.
         """
         state = self._of(seat)
         state.num_decoding += 1
@@ -366,7 +371,9 @@ class Workers(Generic[WorkerT]):
         self._states[name].attention.heard()
 
     def refused(self, name: WorkerId, why: str) -> Change | None:
-        """Nobody is there, or one of whom nothing can be wanted: it is down at once, whatever the checks before said."""
+        """Nobody is there, or one of whom nothing can be wanted: it is down at once, whatever the checks
+        before said.
+        """
         state = self._states[name]
         state.attention.pulse.refused()
         return self._consider(state, why)

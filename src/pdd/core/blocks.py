@@ -16,7 +16,8 @@ from pdd.core.ids import Salt, TokenId
 from pdd.core.kv_format import KvFormat
 
 BlockHash = NewType("BlockHash", bytes)
-"""32 bytes. Equal hashes mean: same format, same tenant, same tokens from the start of the sequence to the block's end."""
+"""32 bytes. Equal hashes mean: same format, same tenant, same tokens from the start of the sequence to the block's end.
+"""
 
 BLOCK_HASH_BYTES = 32
 _DOMAIN = b"pdd-block-v1\0"
@@ -42,7 +43,9 @@ class NamedTokens(tuple[TokenId, ...]):  # noqa: SLOT001 - tuples can have none
 
 
 class BlockChain:
-    """Hashes a growing sequence: append tokens, read the hashes of its full blocks. Appending costs only what is new."""
+    """Hashes a growing sequence: append tokens, read the hashes of its full blocks. Appending costs only
+    what is new.
+    """
 
     __slots__ = ("_hashes", "_tail", "block_tokens", "root")
 

@@ -1,7 +1,7 @@
 """Time as the shells see it: the real loop and the virtual loop both satisfy this, so the driver runs on either.
 
-Whoever has a clock reads and sleeps on it, and on nothing else. ``asyncio.timeout`` may stand beside it where it bounds one
-await (a call, an event): it runs on the time of the loop, which every clock here tells.
+Whoever has a clock reads and sleeps on it, and on nothing else. ``asyncio.timeout`` may stand beside it where it bounds
+one await (a call, an event): it runs on the time of the loop, which every clock here tells.
 """
 
 from typing import Protocol

@@ -91,7 +91,9 @@ class KvFormat:
 def uniform_attention_format(
     *, model: str, num_layers: int, num_kv_heads: int, head_dim: int, dtype: DType, block_tokens: int
 ) -> KvFormat:
-    """The format of a model whose every layer caches K and V of the same shape: per token ``[K|V, kv_heads, head_dim]``."""
+    """The format of a model whose every layer caches K and V of the same shape: per token ``[K|V, kv_heads,
+    head_dim]``.
+    """
     tensor = TensorSpec(name="kv", shape=(2, num_kv_heads, head_dim), dtype=dtype)
     return KvFormat(model=model, block_tokens=block_tokens, layers=((tensor,),) * num_layers)
 

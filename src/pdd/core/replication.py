@@ -31,8 +31,8 @@ class ReplicationProgress:
 
     ``num_missing`` is how many of its blocks the target said it lacks (None until it has answered);
     ``num_acknowledged`` of those have been confirmed by the target. ``rate`` is the acknowledged rate to this peer over
-    the last seconds, both classes together (None before anything was acknowledged). ``backlog`` is what all orders of the
-    normal class together still have to send to this peer, ``background_backlog`` what the others have.
+    the last seconds, both classes together (None before anything was acknowledged). ``backlog`` is what all orders of
+    the normal class together still have to send to this peer, ``background_backlog`` what the others have.
     """
 
     order: OrderId
@@ -70,8 +70,8 @@ class Readiness:
 class Pin:
     """Asks a node to evict others before ``hashes``: a conversation lives, and its next turn begins with them.
 
-    A pin promises nothing else: blocks that the node does not hold are pinned when they arrive, and when only pinned ones
-    could be evicted, those of the oldest pin are. So it never makes a reservation fail.
+    A pin promises nothing else: blocks that the node does not hold are pinned when they arrive, and when only pinned
+    ones could be evicted, those of the oldest pin are. So it never makes a reservation fail.
     """
 
     pin: PinId

@@ -55,8 +55,8 @@ class FinishReason(StrEnum):
 class Sampling:
     """How tokens are drawn. ``temperature`` 0 is greedy; ``top_k`` None and ``top_p`` 1 keep the whole vocabulary.
 
-    Noise is keyed by (``seed``, ``choice``, output position) and by nothing else, so that every engine draws the same at
-    the same position (``engine.noise``). ``seed`` is in [0, 2**63).
+    Noise is keyed by (``seed``, ``choice``, output position) and by nothing else, so that every engine draws the same
+    at the same position (``engine.noise``). ``seed`` is in [0, 2**63).
     """
 
     temperature: float
@@ -84,7 +84,8 @@ class Steering:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What an engine is asked: go on after ``known_tokens`` (the prompt and the output so far) by at most ``max_tokens``.
+    """What an engine is asked: go on after ``known_tokens`` (the prompt and the output so far) by at most
+    ``max_tokens``.
 
     Output position 0 is the first token after the prompt, so this engine's first token has position
     ``len(known_tokens) - num_prompt_tokens``. ``attempt`` is unique within the request; it marks which start an event

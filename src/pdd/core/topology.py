@@ -1,8 +1,8 @@
 """Which roles run where, and what joins them: one deployment as plain data.
 
-Read from a TOML file by ``pdd.cli.topology.file``, which also checks it (names resolve, ports are free, an arena holds a
-request). Unknown keys are refused. A *resolved* topology has no port 0 left and, for every link, one forwarding port per
-endpoint that is reached across it; that is what roles are started with.
+Read from a TOML file by ``pdd.cli.topology.file``, which also checks it (names resolve, ports are free, an arena holds
+a request). Unknown keys are refused. A *resolved* topology has no port 0 left and, for every link, one forwarding port
+per endpoint that is reached across it; that is what roles are started with.
 """
 
 from __future__ import annotations
@@ -296,7 +296,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         yield from self.engines
 
     def address_of(self, endpoint: NodeTable | EngineTable, *, seen_from: str) -> Address:
-        """Where to connect to ``endpoint`` from cluster ``seen_from``: through the emulator where a link lies between."""
+        """Where to connect to ``endpoint`` from cluster ``seen_from``: through the emulator where a link
+        lies between.
+        """
         link = None if endpoint.cluster == seen_from else self.link_between(endpoint.cluster, seen_from)
         if link is None:
             return Address(host=endpoint.host, port=endpoint.port)

@@ -27,8 +27,8 @@ class LinkView:
     """A link's ``rate`` (None: nothing is known) and what everybody together still has to send over it.
 
     ``measured_rate`` leaves out that nothing has arrived for a while: patience that grew with the wait would never end.
-    ``backlog`` is the normal class's, owed by ``num_orders`` orders; what is sent in the background (``background_backlog``)
-    delays nobody.
+    ``backlog`` is the normal class's, owed by ``num_orders`` orders; what is sent in the background
+    (``background_backlog``) delays nobody.
     """
 
     rate: BytesPerSecond | None
@@ -40,10 +40,11 @@ class LinkView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaceView:
-    """How fast a role's workers are. A unit of work is a block for prefill, a token for decoders. None: not measured yet.
+    """How fast a role's workers are. A unit of work is a block for prefill, a token for decoders. None: not measured
+    yet.
 
-    ``unit_s`` is a unit's mean time in the crowds that there were, ``alone_s`` its time with nobody beside, ``crowd_s`` how
-    much longer it takes for each that runs beside. ``typical_work`` is the work of one request.
+    ``unit_s`` is a unit's mean time in the crowds that there were, ``alone_s`` its time with nobody beside, ``crowd_s``
+    how much longer it takes for each that runs beside. ``typical_work`` is the work of one request.
     """
 
     unit_s: Seconds | None = None
@@ -76,10 +77,10 @@ class CandidateView:
     """A worker that a request may be sent to.
 
     ``num_missing`` blocks of its prompt are missing at the worker's node, and would come over ``link`` (None: it is not
-    known from where). ``backlog_blocks`` are missing for those that sit there already. ``free_blocks`` is what its node has
-    room for (None: its node is away). ``slowness`` is its time over its peers' time. ``late``: its engine or its node has
-    not answered its check yet. ``lost_here``: this very request lost a generation there. ``trusted``: its circuit breaker
-    lets the request through.
+    known from where). ``backlog_blocks`` are missing for those that sit there already. ``free_blocks`` is what its node
+    has room for (None: its node is away). ``slowness`` is its time over its peers' time. ``late``: its engine or its
+    node has not answered its check yet. ``lost_here``: this very request lost a generation there. ``trusted``: its
+    circuit breaker lets the request through.
     """
 
     name: WorkerId

@@ -1,8 +1,8 @@
 """Who is served next when not everybody can be, who may wait, and when those turned away should try again.
 
-Weighted fair queueing: a tenant is charged (cost / weight) when one of its requests gets a place, and of the tenants that
-wait the one that was charged least comes next. A tenant that was idle begins where the others are, so nobody saves up
-credit; what leaves the line unserved costs nothing. Costs are tokens: a request's prompt and its output budget.
+Weighted fair queueing: a tenant is charged (cost / weight) when one of its requests gets a place, and of the tenants
+that wait the one that was charged least comes next. A tenant that was idle begins where the others are, so nobody saves
+up credit; what leaves the line unserved costs nothing. Costs are tokens: a request's prompt and its output budget.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pdd.core.view import RoleView
 MIN_RETRY_AFTER = Seconds(1.0)
 MAX_RETRY_AFTER = Seconds(60.0)
 ALONE_LOAD = 0.9
-"""While no main decode is up, answers go on at relay decode alone up to this load: those that it has begun come first."""
+"""While no main decode is up, answers go on at relay decode alone up to this load: those that it has begun come first.
+"""
 HALF_FORGOTTEN_AFTER = Seconds(15.0)
 """A completion counts half as much in the measured rate after so long under load."""
 MEASURED_AFTER = Seconds(1.0)
@@ -154,7 +155,9 @@ class FairLine:
         return next_entry
 
     def _fill(self) -> Entry | None:
-        """Gives a free place to the first request of the tenant that was charged least; among equals, that came first."""
+        """Gives a free place to the first request of the tenant that was charged least; among equals, that
+        came first.
+        """
         if self.is_saturated or not self.num_waiting:
             return None
         account = min((each for each in self._accounts.values() if each.waiting), key=lambda each: each.charged)
@@ -187,7 +190,9 @@ def _cost(account: _Account) -> int:
 
 
 class DrainRate:
-    """How much cost is completed per second while every place is taken. Without load nothing is learned or forgotten."""
+    """How much cost is completed per second while every place is taken. Without load nothing is learned or
+    forgotten.
+    """
 
     def __init__(self) -> None:
         self._cost = 0.0
@@ -200,7 +205,9 @@ class DrainRate:
         return self._cost / self._time if self._time >= MEASURED_AFTER and self._cost > 0 else None
 
     def record(self, now: Seconds, *, completed: int, loaded: bool) -> None:
-        """``completed`` cost has just been done (0: only the load changed); from now on every place is taken, or not."""
+        """``completed`` cost has just been done (0: only the load changed); from now on every place is
+        taken, or not.
+        """
         if self._since is not None:
             elapsed = now - self._since
             kept = 0.5 ** (elapsed / HALF_FORGOTTEN_AFTER)

@@ -25,7 +25,9 @@ class Schedulable(Protocol):
 
     @property
     def num_computed_tokens(self) -> int:
-        """How many of them have their KV in the cache; less than ``num_tokens``, for the last one's is the next to compute."""
+        """How many of them have their KV in the cache; less than ``num_tokens``, for the last one's is the next to
+        compute.
+        """
         ...
 
     @property
@@ -149,7 +151,9 @@ class BatchScheduler(Generic[_SequenceT]):
         return work
 
     def _make_room(self, sequence: _SequenceT, preempted: list[_SequenceT]) -> bool:
-        """Grows ``sequence``, at the cost of paused ones, of younger ones or, if it is itself the youngest, of itself."""
+        """Grows ``sequence``, at the cost of paused ones, of younger ones or, if it is itself the youngest,
+        of itself.
+        """
         while not self._space.grow(sequence, sequence.num_tokens):
             victim = self._youngest_paused() or self._running[-1]
             self._preempt(victim, preempted)
@@ -207,8 +211,8 @@ class BatchScheduler(Generic[_SequenceT]):
 def choose_chunk(remaining: int, budget: int) -> int:
     """How many of ``remaining`` tokens to prefill now.
 
-    A prefill that needs just over one more budget is halved instead of leaving a tiny tail: a tail chunk of a few tokens
-    costs nearly as much as a whole one.
+    A prefill that needs just over one more budget is halved instead of leaving a tiny tail: a tail chunk of a few
+    tokens costs nearly as much as a whole one.
     """
     if remaining <= budget:
         return remaining

@@ -14,8 +14,8 @@ def predict_transfer_wait(*, missing: Bytes, backlog: Bytes, num_others: int, ra
     ``rate`` is above zero: of a line that stands still nothing can be predicted. ``backlog`` is what the line owes to
     everybody, with or without ``missing``.
 
-    Lines are shared fairly, so each of the others gets no more across than this one while it lasts: they slow it down by
-    what they still have, but by no more than its own size each.
+    Lines are shared fairly, so each of the others gets no more across than this one while it lasts: they slow it down
+    by what they still have, but by no more than its own size each.
     """
     others = max(0, backlog - missing)
     return Seconds((missing + min(others, num_others * missing)) / rate)

@@ -1,9 +1,9 @@
 """Singular traffic: a very long input with a very short output, whose KV would cross the line for nothing.
 
-Relay decode finishes such an answer before main decode has its KV, so it stays there to its end and its transfer gets what
-the line has to spare. This is the one deliberate exception to "every answer ends at main decode", so it is bounded: its
-share of all requests is capped, and a conversation is never filtered on two consecutive turns: it would ratchet (filtered,
-so cold at main decode, so slow to send, so filtered again).
+Relay decode finishes such an answer before main decode has its KV, so it stays there to its end and its transfer gets
+what the line has to spare. This is the one deliberate exception to "every answer ends at main decode", so it is
+bounded: its share of all requests is capped, and a conversation is never filtered on two consecutive turns: it would
+ratchet (filtered, so cold at main decode, so slow to send, so filtered again).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pdd.core.view import RequestView
 
 
 def should_filter(view: RequestView, predicted_wait: Seconds | None) -> bool:
-    """Whether a request that would relay stays with relay decode: it will be done before main decode could begin, and may be.
+    """Whether a request that would relay stays with relay decode: it will be done before main decode could begin, and
+    may be.
 
     Asked once, when prefill has just ended: whoever turns into a relay later has most of its transfer behind it.
     """

@@ -1,8 +1,8 @@
 """How relay decode hands over to main decode, and how long it may go on before.
 
 Catch-up converges only if main decode extends a token faster than relay decode decodes one: with a and b the fixed and
-per-token time of an extend, a gap g becomes (RTT + a + b g) / ITL. So batches go on while they shrink by half. It keeps relay
-decode busy for longer, so while many use it hand-offs are one-shot.
+per-token time of an extend, a gap g becomes (RTT + a + b g) / ITL. So batches go on while they shrink by half. It keeps
+relay decode busy for longer, so while many use it hand-offs are one-shot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pdd.core.units import Seconds
 from pdd.core.view import RequestView
 
 CAP_MARGIN = 2.0
-"""A capped relay lasts for so many times the predicted wait: a client that waits at the cap feels all that is missing."""
+"""A capped relay lasts for so many times the predicted wait: a client that waits at the cap feels all that is missing.
+"""
 MIN_CAP_TOKENS = 16
 
 
@@ -61,9 +62,9 @@ def _catch_up_while_it_converges(view: RequestView, batches: Batches, *, thresho
 def choose_relay_cap(view: RequestView, predicted_wait: Seconds | None) -> int | None:
     """How many tokens relay decode may emit before it waits for main decode; None: as many as it takes.
 
-    Only while relay decode is short of room, and only if it is known how long main decode's KV takes: then a transfer that
-    takes much longer than it should doesn't hold a place that others need. A pinned relay has no cap but its own, and where
-    no main decode is up there is nothing to wait for.
+    Only while relay decode is short of room, and only if it is known how long main decode's KV takes: then a transfer
+    that takes much longer than it should doesn't hold a place that others need. A pinned relay has no cap but its own,
+    and where no main decode is up there is nothing to wait for.
     """
     if view.steering.route is not None or not view.main_available or view.relay_load <= view.settings.one_shot_load:
         return None

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pdd.core.units import Seconds
 
 LATE_PREFILL_FACTOR = 5
-"""A prefill that takes so many times as long as was measured, and the patience with a decoder more, has hung: long prompts
-cost more for each block, and engines compute several at once.
+"""A prefill that takes so many times as long as was measured, and the patience with a decoder more, has hung: long
+prompts cost more for each block, and engines compute several at once.
 """
 ENOUGH_REFUSALS = 3
 """Of so many engines not all are wrong about a request that they won't take, such as one too long for the model."""
 
 
 def prefill_patience(expected: Seconds | None, *, with_decoder: Seconds, most: Seconds) -> Seconds:
-    """How long the first token of a prompt that has to be computed may take, if ``expected`` is what was measured of others.
+    """How long the first token of a prompt that has to be computed may take, if ``expected`` is what was measured of
+    others.
 
     Of what a decoder computes in need nothing was measured, nor before the first prefill: then ``most``.
     """

@@ -1,12 +1,12 @@
 """Which worker of a role gets a request: the longest prefix that is there already, against the load.
 
-Everything is put into seconds. ``own`` is what the request itself costs at a worker: computing the prompt's missing blocks
-(prefill) or sending them there (decode). ``queue`` is what those cost it who are there already. The least sum wins. So a
-long prefix is worth a queue, but only as long a one as it saves; a hot prefix spreads to a second worker as soon as
-waiting for the first would take longer than computing it once more.
+Everything is put into seconds. ``own`` is what the request itself costs at a worker: computing the prompt's missing
+blocks (prefill) or sending them there (decode). ``queue`` is what those cost it who are there already. The least sum
+wins. So a long prefix is worth a queue, but only as long a one as it saves; a hot prefix spreads to a second worker as
+soon as waiting for the first would take longer than computing it once more.
 
-A conversation goes back to its *home* unless another worker is better by a clear margin: leaving costs its KV's way also to
-the line and to the node, which nobody's seconds show, and should not hang on a coin's toss.
+A conversation goes back to its *home* unless another worker is better by a clear margin: leaving costs its KV's way
+also to the line and to the node, which nobody's seconds show, and should not hang on a coin's toss.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ STAY_FACTOR = 1.25
 STAY_SLACK = Seconds(0.1)
 """...and so much on top, before a conversation moves."""
 FULL_BATCH_SLOWDOWN = 0.5
-"""Until it was measured: a full batch decodes each token half again as slowly as a single request. Weights are read once
-for all, KV for each."""
+"""Until it was measured: a full batch decodes each token half again as slowly as a single request. Weights are read
+once for all, KV for each.
+"""
 RATE_UNKNOWN = BytesPerSecond(1.25e9)
 """Assumed of a link of which nothing is known; the four below, of workers before anything was measured."""
 TOKEN_UNKNOWN = Seconds(0.02)

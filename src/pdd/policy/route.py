@@ -1,8 +1,8 @@
 """Which route a request takes after prefill: straight to main decode, or over relay decode.
 
-A relay pays only when main decode's predicted wait exceeds a setting. What decides is *bytes missing at main decode*, not a
-hit rate: prefill and main decode evict independently. Relay decode's room is finite, so its price rises with its load:
-those that gain most relay. The other rules are naive rivals, kept for comparison.
+A relay pays only when main decode's predicted wait exceeds a setting. What decides is *bytes missing at main decode*,
+not a hit rate: prefill and main decode evict independently. Relay decode's room is finite, so its price rises with its
+load: those that gain most relay. The other rules are naive rivals, kept for comparison.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ TURN_FACTOR = 1.25
 What chose P-MD a moment ago would otherwise turn with every ripple of the line's rate, load relay decode, and so on.
 """
 PREPARE_FACTOR = 0.5
-"""Relay decode gets the prompt ahead of the choice when the wait is expected to be at least this part of the threshold."""
+"""Relay decode gets the prompt ahead of the choice when the wait is expected to be at least this part of the threshold.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +47,8 @@ class Preparation:
 class RouteChoice:
     """A route, main decode's predicted wait (None: unknown) and why, for people.
 
-    ``relay_cap``: how many tokens relay decode may emit (None: as many as it takes). ``filtered``: the answer stays with
-    relay decode because it will be over by then; it counts against the filter's share.
+    ``relay_cap``: how many tokens relay decode may emit (None: as many as it takes). ``filtered``: the answer stays
+    with relay decode because it will be over by then; it counts against the filter's share.
     """
 
     route: Route
@@ -89,8 +90,8 @@ def _relay_floor(steering: Steering) -> int:
 def should_prepare_relay(view: RequestView) -> bool:
     """Whether relay decode gets the prompt while prefill still computes it.
 
-    Whoever is not prepared can still relay, but has to wait for the copy; whoever is prepared and doesn't relay has held room
-    that others would have used. A pinned relay is prepared, too, only while relay decode has a place.
+    Whoever is not prepared can still relay, but has to wait for the copy; whoever is prepared and doesn't relay has
+    held room that others would have used. A pinned relay is prepared, too, only while relay decode has a place.
     """
     if not view.relay_available:
         return False
@@ -114,7 +115,9 @@ def should_prepare_relay(view: RequestView) -> bool:
 
 
 def choose_route(view: RequestView) -> RouteChoice:
-    """The route by what is known now: by the request's pin, else by the rule; relays that pay stay with relay decode."""
+    """The route by what is known now: by the request's pin, else by the rule; relays that pay stay with
+    relay decode.
+    """
     choice = _by_pin_or_rule(view)
     if view.keeps_relay:
         route = Route.RELAY_ONLY if view.relay_available else Route.DIRECT
@@ -192,8 +195,8 @@ def missing_bytes(view: RequestView) -> Bytes:
 
 
 def rate(view: RequestView) -> BytesPerSecond | None:
-    """Of the link to main decode. Its belief knows of a silence once the source has said what is lacked; a source that says
-    nothing is silent, too.
+    """Of the link to main decode. Its belief knows of a silence once the source has said what is lacked; a source that
+    says nothing is silent, too.
     """
     believed = None if view.link is None else view.link.rate
     if believed is None or view.idle < QUIET_AFTER:

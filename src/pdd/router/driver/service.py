@@ -23,7 +23,8 @@ from pdd.policy.admission import who_is_missing
 from pdd.router.base import TokenRequest
 from pdd.router.driver.request.answer import RunningAnswer
 from pdd.router.driver.request.report import Reporter
-from pdd.router.driver.request.run import CommandHook, RequestRun, Surroundings
+from pdd.router.driver.request.run import RequestRun
+from pdd.router.driver.request.surroundings import CommandHook, Surroundings
 from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.transfers.desk import TransferDesk
 from pdd.router.driver.waiting_room import Place, WaitingRoom

@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import assert_never
 
-from pdd.belief.beliefs import Beliefs
 from pdd.belief.workers import Seat
 from pdd.core.blocks import BlockChain
-from pdd.core.clock import Clock
 from pdd.core.errors import PddError, Unavailable
-from pdd.core.ids import RequestId, WorkerId
-from pdd.core.kv_format import KvFormat
+from pdd.core.ids import WorkerId
 from pdd.core.request import Generation, Role
 from pdd.core.topology import FilterRule
 from pdd.core.units import Seconds
@@ -33,33 +30,11 @@ from pdd.router.driver.request.mailbox import Inbox, InboxEvent, Outbox, Refusal
 from pdd.router.driver.request.outlook import Outlook
 from pdd.router.driver.request.report import Reporter
 from pdd.router.driver.request.seats import RequestSeats
-from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfers.desk import TransferDesk
+from pdd.router.driver.request.surroundings import Surroundings
 from pdd.router.driver.transfers.kv_paths import KvPaths
-from pdd.router.driver.waiting_room import WaitingRoom
-from pdd.router.driver.workers.pool import Pool
-from pdd.router.driver.workers.prefill_turns import PrefillTurns
 from pdd.router.driver.workers.worker import Worker
 
 _logger = logging.getLogger(__name__)
-
-CommandHook = Callable[[RequestId, Command], None]
-"""Sees every command before it is carried out; for tests and traces."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What all requests of a router share."""
-
-    beliefs: Beliefs[Worker]
-    pool: Pool
-    desk: TransferDesk
-    prefill_turns: PrefillTurns
-    clock: Clock
-    kv_format: KvFormat
-    settings: DriverSettings
-    room: WaitingRoom
-    on_command: CommandHook | None = None
 
 
 class RequestRun:
