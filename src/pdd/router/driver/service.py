@@ -58,16 +58,7 @@ class Driver:
         self.pool = Pool(workers, settings, clock, agreement=agreement, sink=sink)
         self.room = WaitingRoom(settings, clock)
         self._pins = PinBoard(self.pool, settings, clock)
-        block_bytes = kv_format.block_bytes
-        self.beliefs = Beliefs(
-            workers=self.pool.workers,
-            links=Links(rates or {}, local_rate=settings.local_rate, block_bytes=block_bytes),
-            prefixes=Prefixes(self.pool.workers.books),
-            conversations=Conversations(self._pins, ttl=settings.policy.conversation_ttl_s),
-            lengths=OutputLengths(),
-            filter_share=FilterShare(settings.policy.filter_max_share),
-            block_bytes=block_bytes,
-        )
+        self.beliefs = _beliefs(self.pool, self._pins, rates or {}, kv_format=kv_format, settings=settings)
         self._desk = TransferDesk(
             workers=self.beliefs.workers,
             links=self.beliefs.links,
@@ -223,6 +214,22 @@ class Driver:
         missing = who_is_missing(self.beliefs.roles())
         if missing is not None:
             raise self.room.nobody_is_up(missing)
+
+
+def _beliefs(
+    pool: Pool, pins: PinBoard, rates: DeclaredRates, *, kv_format: KvFormat, settings: DriverSettings
+) -> Beliefs[Worker]:
+    """Of one that has seen nothing yet."""
+    block_bytes = kv_format.block_bytes
+    return Beliefs(
+        workers=pool.workers,
+        links=Links(rates, local_rate=settings.local_rate, block_bytes=block_bytes),
+        prefixes=Prefixes(pool.workers.books),
+        conversations=Conversations(pins, ttl=settings.policy.conversation_ttl_s),
+        lengths=OutputLengths(),
+        filter_share=FilterShare(settings.policy.filter_max_share),
+        block_bytes=block_bytes,
+    )
 
 
 async def _wait_shielded(task: asyncio.Task[None]) -> None:

@@ -61,14 +61,7 @@ class RequestRun:
             settings=policy,
             clock=shared.clock,
         )
-        self._decoders = Decoders(
-            self._tasks,
-            inbox=self.inbox,
-            prefill_turn=self._prefill_turn,
-            pool=shared.pool,
-            clock=shared.clock,
-            settings=settings,
-        )
+        self._decoders = self._make_decoders(shared)
         self._paths = self._make_paths(shared)
         self._outlook = Outlook(
             request,
@@ -84,6 +77,16 @@ class RequestRun:
         self._last_span: EmittedSpan | None = None
         self._route_asked = False
         self._complete = False
+
+    def _make_decoders(self, shared: Surroundings) -> Decoders:
+        return Decoders(
+            self._tasks,
+            inbox=self.inbox,
+            prefill_turn=self._prefill_turn,
+            pool=shared.pool,
+            clock=shared.clock,
+            settings=shared.settings,
+        )
 
     def _make_paths(self, shared: Surroundings) -> KvPaths:
         return KvPaths(
