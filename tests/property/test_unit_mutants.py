@@ -1,10 +1,10 @@
-"""Unit tests notice when any rule of the policies, or any guard of the driver that no random world misses, is removed."""
+"""Unit tests notice when a rule of the policies, a guard of the driver that no random world misses, or of a batch is removed."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support import driver_mutants, policy_mutants
+from tests.support import batch_mutants, driver_mutants, policy_mutants
 from tests.support.mutants import ROOT, UnitMutant, failure_of, mutated
 
 CHANGED = (
@@ -17,7 +17,7 @@ CHANGED = (
 )
 """What is made anew around a mutant of the driver."""
 
-ALL = (*policy_mutants.MUTANTS, *driver_mutants.MUTANTS)
+ALL = (*policy_mutants.MUTANTS, *driver_mutants.MUTANTS, *batch_mutants.MUTANTS)
 
 
 def test_guards_are_named_once() -> None:
@@ -39,4 +39,10 @@ def test_a_policy_without_one_of_its_rules_is_noticed(mutant: UnitMutant) -> Non
 @pytest.mark.parametrize("mutant", driver_mutants.MUTANTS, ids=lambda mutant: f"{mutant.module}: {mutant.guard}")
 def test_a_driver_without_one_of_its_guards_is_noticed(mutant: UnitMutant) -> None:
     with mutated(mutant, *CHANGED):
+        assert failure_of(mutant.killer) is not None
+
+
+@pytest.mark.parametrize("mutant", batch_mutants.MUTANTS, ids=lambda mutant: mutant.guard)
+def test_a_batch_that_puts_the_wrong_steps_together_is_noticed(mutant: UnitMutant) -> None:
+    with mutated(mutant, f"{ROOT}.sim.engine_batch", "tests.unit.sim"):
         assert failure_of(mutant.killer) is not None

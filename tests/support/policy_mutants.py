@@ -777,14 +777,14 @@ MUTANTS: tuple[UnitMutant, ...] = (
         "batching",
         (
             "decodes come before prefills",
-            "ready = sequence in self._running and not sequence.paused and _is_decode(sequence)",
+            "ready = not sequence.paused and _is_decode(sequence) and sequence not in preempted",
             "ready = False",
             "test_decodes_go_first_and_a_prefill_gets_its_whole_chunk_beside_them",
         ),
         (
             "who is paused decodes nothing",
-            "sequence in self._running and not sequence.paused and",
-            "sequence in self._running and",
+            "ready = not sequence.paused and",
+            "ready =",
             "test_a_paused_sequence_is_skipped_and_gives_way_before_others",
         ),
         (
@@ -813,7 +813,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "a full batch lets nobody in",
-            "len(self._running) >= self._limits.max_batch or not",
+            "self.is_full or not",
             "not",
             "test_a_full_batch_lets_nobody_in_until_one_leaves",
         ),

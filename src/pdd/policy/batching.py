@@ -25,8 +25,9 @@ class Schedulable(Protocol):
 
     @property
     def num_computed_tokens(self) -> int:
-        """How many of them have their KV in the cache; less than ``num_tokens``, for the last one's is the next to
-        compute.
+        """How many of them have their KV in the cache, or will have it before anything is to be computed.
+
+        As many as ``num_tokens`` while there is nothing to compute: the sequence keeps its place, and holds nobody up.
         """
         ...
 
@@ -90,11 +91,20 @@ class StepWork(Generic[_SequenceT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan(Generic[_SequenceT]):
-    """One step. ``preempted`` lost their blocks while it was planned, ``admitted`` got theirs."""
+    """One step: a token of each of ``decodes``, and ``prefills``.
 
-    work: tuple[StepWork[_SequenceT], ...]
+    ``preempted`` lost their blocks while it was planned, ``admitted`` got theirs.
+    """
+
+    decodes: tuple[_SequenceT, ...]
+    prefills: tuple[StepWork[_SequenceT], ...]
     admitted: tuple[_SequenceT, ...]
     preempted: tuple[_SequenceT, ...]
+
+    @property
+    def work(self) -> tuple[StepWork[_SequenceT], ...]:
+        """All of it, in order."""
+        return (*(StepWork(sequence=sequence, num_tokens=1) for sequence in self.decodes), *self.prefills)
 
 
 class BatchScheduler(Generic[_SequenceT]):
@@ -117,6 +127,11 @@ class BatchScheduler(Generic[_SequenceT]):
         return len(self._running)
 
     @property
+    def is_full(self) -> bool:
+        """True while nobody is let in unless somebody leaves or gives way."""
+        return len(self._running) >= self._limits.max_batch
+
+    @property
     def has_work(self) -> bool:
         """False if the next plan would be empty whatever the cache holds."""
         return any(not sequence.paused for sequence in (*self._running, *self._waiting))
@@ -136,19 +151,21 @@ class BatchScheduler(Generic[_SequenceT]):
     def plan_step(self) -> StepPlan[_SequenceT]:
         """Chooses the next step's work; it may be empty."""
         preempted: list[_SequenceT] = []
-        work = self._plan_decodes(preempted)
-        budget = self._limits.prefill_chunk_tokens
-        budget = self._plan_prefills(work, budget)
-        admitted = self._admit_waiting(work, budget, preempted) if not preempted else []
-        return StepPlan(work=tuple(work), admitted=tuple(admitted), preempted=tuple(preempted))
+        decodes = self._plan_decodes(preempted)
+        prefills: list[StepWork[_SequenceT]] = []
+        budget = self._plan_prefills(prefills)
+        admitted = self._admit_waiting(prefills, budget, preempted) if not preempted else []
+        return StepPlan(
+            decodes=tuple(decodes), prefills=tuple(prefills), admitted=tuple(admitted), preempted=tuple(preempted)
+        )
 
-    def _plan_decodes(self, preempted: list[_SequenceT]) -> list[StepWork[_SequenceT]]:
-        work: list[StepWork[_SequenceT]] = []
+    def _plan_decodes(self, preempted: list[_SequenceT]) -> list[_SequenceT]:
+        decodes: list[_SequenceT] = []
         for sequence in tuple(self._running):
-            ready = sequence in self._running and not sequence.paused and _is_decode(sequence)
+            ready = not sequence.paused and _is_decode(sequence) and sequence not in preempted
             if ready and self._make_room(sequence, preempted):
-                work.append(StepWork(sequence=sequence, num_tokens=1))
-        return work
+                decodes.append(sequence)
+        return decodes
 
     def _make_room(self, sequence: _SequenceT, preempted: list[_SequenceT]) -> bool:
         """Grows ``sequence``, at the cost of paused ones, of younger ones or, if it is itself the youngest,
@@ -170,27 +187,31 @@ class BatchScheduler(Generic[_SequenceT]):
         self._waiting.appendleft(victim)
         preempted.append(victim)
 
-    def _plan_prefills(self, work: list[StepWork[_SequenceT]], budget: int) -> int:
+    def _plan_prefills(self, prefills: list[StepWork[_SequenceT]]) -> int:
+        """Returns what is left of the step's budget."""
+        budget = self._limits.prefill_chunk_tokens
         for sequence in self._running:
             if not sequence.paused and not _is_decode(sequence):
-                budget = self._plan_chunk(sequence, work, budget)
+                budget = self._plan_chunk(sequence, prefills, budget)
         return budget
 
     def _admit_waiting(
-        self, work: list[StepWork[_SequenceT]], budget: int, preempted: list[_SequenceT]
+        self, prefills: list[StepWork[_SequenceT]], budget: int, preempted: list[_SequenceT]
     ) -> list[_SequenceT]:
         admitted: list[_SequenceT] = []
-        for sequence in [waiting for waiting in self._waiting if not waiting.paused]:
+        for sequence in tuple(self._waiting):
+            if sequence.paused:
+                continue
             # Never overtaken by a smaller one where there is no room, else the large would starve.
             if budget < 1 or not self._admit(sequence, preempted):
                 break
             admitted.append(sequence)
-            budget = self._plan_chunk(sequence, work, budget)
+            budget = self._plan_chunk(sequence, prefills, budget)
         return admitted
 
     def _admit(self, sequence: _SequenceT, preempted: list[_SequenceT]) -> bool:
         """Moves a waiting sequence to the running ones, at the cost of paused ones if need be."""
-        while len(self._running) >= self._limits.max_batch or not self._space.admit(sequence):
+        while self.is_full or not self._space.admit(sequence):
             victim = self._youngest_paused()
             if victim is None:
                 return False
@@ -199,12 +220,12 @@ class BatchScheduler(Generic[_SequenceT]):
         self._running.append(sequence)
         return True
 
-    def _plan_chunk(self, sequence: _SequenceT, work: list[StepWork[_SequenceT]], budget: int) -> int:
+    def _plan_chunk(self, sequence: _SequenceT, prefills: list[StepWork[_SequenceT]], budget: int) -> int:
         """Adds as much of a prefill as the budget allows; returns the rest of the budget."""
         remaining = sequence.num_tokens - sequence.num_computed_tokens
         num_tokens = choose_chunk(remaining, budget)
         if num_tokens:
-            work.append(StepWork(sequence=sequence, num_tokens=num_tokens))
+            prefills.append(StepWork(sequence=sequence, num_tokens=num_tokens))
         return budget - num_tokens
 
 

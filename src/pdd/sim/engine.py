@@ -22,7 +22,7 @@ from pdd.engine.block_store import ConnectStore
 from pdd.engine.node_link import NodeLink, OfferedBlocks
 from pdd.engine.noise import SAMPLING_VERSION
 from pdd.policy.batching import BatchingLimits
-from pdd.sim.engine_batch import Admission, Batch, Job, Phase
+from pdd.sim.engine_batch import Batch, Job
 from pdd.sim.engine_cache import Claim, EngineCache
 from pdd.sim.engine_time import StepTimes
 from pdd.sim.script import Scripts
@@ -152,7 +152,6 @@ class ModelledEngine:
         self.resume()
         self._alive = False
         for job in self._jobs.values():
-            job.phase = Phase.ENDED
             job.what.failure = WorkerFailed(f"engine {self._worker} died")
             job.what.news.set()
         self._jobs.clear()
@@ -184,7 +183,8 @@ class ModelledEngine:
 
     def slow_down(self, factor: float) -> None:
         """From its next step on it takes ``factor`` times as long as it should; 1 is as fast as ever."""
-        self._batch.slowdown = factor
+        self._batch.slow_down(factor, self._now())
+        self._set_timer()
 
     def close(self) -> None:
         """Lets go of the node. Idempotent."""
@@ -264,13 +264,13 @@ class ModelledEngine:
 
     # What the batch computes ------------------------------------------------------------------------------------------
 
-    def admit(self, job: Job[_Answering]) -> Admission | None:
+    def admit(self, job: Job[_Answering], /) -> bool:
         """See ``engine_batch.Host``. What only the node has is loaded."""
         answering = job.what
         hashes = answering.hashes[: self._kv_format.num_full_blocks(job.num_known)]
         claim = self._cache.claim(hashes, self._num_blocks(job.num_known + job.num_output))
         if claim is None:
-            return None
+            return False
         answering.claim = claim
         num_loaded = self._load(claim, hashes[claim.num_hits :])
         answering.num_filled = claim.num_hits + num_loaded
@@ -278,22 +278,27 @@ class ModelledEngine:
         self._offer(answering)
         if self._on_prefilled is not None:
             self._on_prefilled(Prefilled(generation=answering.generation, num_cached=num_cached))
-        load_s = self._times.load(Bytes(num_loaded * self._kv_format.block_bytes))
-        return Admission(num_cached=num_cached, load_s=load_s)
+        job.admit(num_cached=num_cached, load_s=self._times.load(Bytes(num_loaded * self._kv_format.block_bytes)))
+        return True
 
-    def computed(self, job: Job[_Answering]) -> None:
+    def grow(self, job: Job[_Answering], num_tokens: int, /) -> bool:
+        """See ``CacheSpace``. It claimed room for its whole answer when it was admitted."""
+        _ = job, num_tokens
+        return True
+
+    def computed(self, job: Job[_Answering], /) -> None:
         """See ``engine_batch.Host``."""
-        self._keep(job.what, job.num_computed)
+        self._keep(job.what, job.num_computed_tokens)
 
-    def emitted(self, job: Job[_Answering], num_tokens: int) -> None:
+    def emitted(self, job: Job[_Answering], num_tokens: int, /) -> None:
         """See ``engine_batch.Host``."""
         # The newest token has no KV yet: it gets it when the one after it is computed.
-        self._keep(job.what, job.num_known + job.num_emitted - 1)
+        self._keep(job.what, job.num_computed_tokens)
         job.what.spans.append(_span(job, num_tokens))
         job.what.news.set()
 
-    def release(self, job: Job[_Answering]) -> None:
-        """See ``engine_batch.Host``."""
+    def release(self, job: Job[_Answering], /) -> None:
+        """See ``CacheSpace``."""
         assert job.what.claim is not None
         self._cache.release(job.what.claim)
 

@@ -185,6 +185,29 @@ def test_paused_sequences_give_their_places_to_waiting_ones():
     assert planned(batch.plan_step()) == [("paused", 6)]
 
 
+def test_one_whose_kv_is_on_its_way_keeps_its_place_and_holds_nobody_up():
+    batch = scheduler(max_batch=2)
+    loading, other, third = Job("loading", 50, cached=50), Job("other", 30), Job("third", 30)
+    for job in (loading, other, third):
+        batch.add(job)
+    space_admits = batch._space.admit
+
+    def admit(job: Job) -> bool:
+        admitted = space_admits(job)
+        if job is loading:
+            job.num_tokens = job.num_computed_tokens
+        return admitted
+
+    batch._space.admit = admit
+    plan = batch.plan_step()
+    assert (plan.admitted, planned(plan)) == ((loading, other), [("other", 30)])
+    assert batch.is_full
+    compute(plan)
+    assert planned(batch.plan_step()) == [("other", 1)]
+    loading.num_tokens = 50
+    assert planned(batch.plan_step()) == [("loading", 1), ("other", 1)]
+
+
 def test_removing_gives_back_the_room_and_removing_twice_is_harmless():
     space = Space()
     batch = scheduler(space)

@@ -1,18 +1,17 @@
-"""A batch of many steps at once computes exactly what single steps do, whoever comes and goes meanwhile."""
+"""A batch of many steps at once computes exactly what ``policy.batching`` plans step by step, whoever comes and goes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pdd.core.units import Seconds
 from pdd.policy.batching import BatchingLimits
-from pdd.sim.engine_batch import Admission, Batch, Job, Phase
+from pdd.sim.engine_batch import Batch, Job
 from pdd.sim.engine_time import StepTimes
 from pdd.sim.profile import load_hardware, load_model
+from tests.support.single_steps import Room, SingleSteps, Spec, Times, play_calls, random_job_set
 
 TIMES = StepTimes(
     load_model("Llama-3.1-70B"), load_hardware("H100-SXM"), num_chips=8, cache_tokens=500_000, name="test"
@@ -38,17 +37,22 @@ class Host:
     capacity: int = 1000
     held: set[int] = field(default_factory=set)
     now: float = 0.0
+    num_events: int = 0
     spans: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
 
-    def admit(self, job: Job[None]) -> Admission | None:
+    def admit(self, job: Job[None]) -> bool:
         if len(self.held) >= self.capacity:
-            return None
+            return False
         self.held.add(job.number)
         arrival = self.arrivals[job.number]
-        return Admission(num_cached=min(arrival.num_cached, job.num_known - 1), load_s=Seconds(arrival.load_s))
+        job.admit(num_cached=min(arrival.num_cached, job.num_known - 1), load_s=Seconds(arrival.load_s))
+        return True
+
+    def grow(self, job: Job[None], num_tokens: int) -> bool:
+        return True
 
     def computed(self, job: Job[None]) -> None:
-        assert job.num_computed <= job.num_known
+        assert job.num_computed_tokens <= job.num_known
 
     def emitted(self, job: Job[None], num_tokens: int) -> None:
         self.spans.setdefault(job.number, []).append((self.now, num_tokens))
@@ -84,13 +88,14 @@ def play(
             call(jobs[number], at)
         else:
             host.now = due
+            host.num_events += 1
             batch.advance(due)
     assert not host.held
     assert batch.num_running == batch.num_waiting == 0
     for number, arrival in host.arrivals.items():
         if arrival.leaves_at is None:
             assert sum(count for _, count in host.spans[number]) == arrival.num_output
-            assert jobs[number].phase is Phase.ENDED
+            assert jobs[number].ended
     return host
 
 
@@ -98,34 +103,24 @@ def token_times(spans: list[tuple[float, int]]) -> list[float]:
     return [at for at, count in spans for _ in range(count)]
 
 
-arrivals = st.lists(
-    st.builds(
-        Arrival,
-        at=st.floats(0.0, 2.0),
-        num_known=st.integers(1, 3000),
-        num_output=st.integers(1, 200),
-        num_cached=st.sampled_from([0, 0, 100, 5000]),
-        load_s=st.sampled_from([0.0, 0.0, 0.05]),
-        leaves_at=st.none() | st.none() | st.floats(2.0, 4.0),
-    ),
-    min_size=1,
-    max_size=12,
-)
+@pytest.mark.parametrize("first_seed", range(0, 2400, 400))
+def test_steps_put_together_are_the_scheduler_s_single_steps(first_seed):
+    for seed in range(first_seed, first_seed + 400):
+        job_set = random_job_set(seed)
+        room, same_room = Room(job_set.capacity), Room(job_set.capacity)
+        single = SingleSteps(room, job_set)
+        batch = Batch(Times(), same_room, job_set.limits, max_span=job_set.max_span)
+        expected = play_calls(single, room, job_set, single.new_job)
+        assert play_calls(batch, same_room, job_set, new_job) == expected, f"random_job_set({seed})"
 
 
-@given(arrivals, st.sampled_from([2, 1000]), st.sampled_from([2, 8]), st.sampled_from([64, 512, 4096]))
-def test_long_spans_end_when_single_tokens_do(scene, capacity, max_batch, chunk):
-    single = play(scene, max_span=1, capacity=capacity, max_batch=max_batch, chunk=chunk)
-    spans = play(scene, max_span=64, capacity=capacity, max_batch=max_batch, chunk=chunk)
-    for number, arrival in enumerate(scene):
-        exact, coarse = token_times(single.spans.get(number, [])), token_times(spans.spans.get(number, []))
-        if arrival.leaves_at is None:
-            assert len(coarse) == len(exact)
-            assert coarse[-1] == pytest.approx(exact[-1], abs=1e-9)
-        assert coarse[:3] == pytest.approx(exact[:3][: len(coarse)], abs=1e-9)
-        # Every span comes with its last token.
-        for at, _ in spans.spans.get(number, []):
-            assert any(abs(at - each) < 1e-9 for each in exact)
+def new_job(spec: Spec) -> Job[Spec]:
+    return Job(what=spec, number=spec.number, num_known=spec.num_known, num_output=spec.num_output)
+
+
+def test_steps_without_a_decision_are_one_event():
+    host = play([Arrival(at=0.0, num_known=100, num_output=1000)], max_span=64)
+    assert host.num_events == len(host.spans[0]) < 30
 
 
 def test_a_decode_takes_as_long_as_its_steps():
@@ -202,8 +197,8 @@ def test_two_prefills_share_one_steps_budget():
 
 def test_when_one_that_found_no_room_leaves_the_next_in_line_is_asked():
     class Choosy(Host):
-        def admit(self, job: Job[None]) -> Admission | None:
-            return None if job.num_known == 3000 else super().admit(job)
+        def admit(self, job: Job[None]) -> bool:
+            return job.num_known != 3000 and super().admit(job)
 
     scene = [
         Arrival(at=0.0, num_known=100, num_output=1000),
@@ -228,7 +223,7 @@ def test_a_slow_engine_takes_so_many_times_as_long_from_its_next_step_on():
     host = Host({0: Arrival(at=0.0, num_known=100, num_output=501)})
     batch = Batch(TIMES, host, BatchingLimits(max_batch=8, prefill_chunk_tokens=512), max_span=64)
     batch.add(Job(what=None, number=0, num_known=100, num_output=501), 0.0)
-    batch.slowdown = 3.0
+    batch.slow_down(3.0, 0.0)
     while (due := batch.next_event()) is not None:
         host.now = due
         batch.advance(due)

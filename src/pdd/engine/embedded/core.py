@@ -132,14 +132,15 @@ class EngineCore:
         """Computes one batch. Finished sequences have left when it returns."""
         plan = self._scheduler.plan_step()
         self._num_preemptions += len(plan.preempted)
-        if not plan.work:
+        works = plan.work
+        if not works:
             return []
-        logits = self._model.forward(self._prepare(plan.work), self._cache)
-        for work in plan.work:
+        logits = self._model.forward(self._prepare(works), self._cache)
+        for work in works:
             self._space.advance(work.sequence, work.num_tokens)
             self._num_computed_tokens += work.num_tokens
-        drawn = self._draw([work.sequence for work in plan.work if _is_complete(work.sequence)], logits)
-        self._space.offer([work.sequence for work in plan.work])
+        drawn = self._draw([work.sequence for work in works if _is_complete(work.sequence)], logits)
+        self._space.offer([work.sequence for work in works])
         for each in drawn:
             if each.finish_reason is not None:
                 self._scheduler.remove(each.sequence)
