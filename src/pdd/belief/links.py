@@ -18,9 +18,10 @@ from pdd.core.request import SendClass
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.core.view import LinkView, Site
 from pdd.policy.cost import QUIET_AFTER
+from pdd.protocol.rate import RATE_WINDOW
 
-SATURATED_AFTER = Seconds(2.0)
-"""Rates are measured over about so long; a queue must have stood for all of it."""
+SATURATED_AFTER = RATE_WINDOW
+"""A queue must have stood for all of it."""
 QUEUE_WORTH = Seconds(0.25)
 """A backlog of less than this at the measured rate is no queue."""
 HALF_WAY_AFTER = Seconds(30.0)

@@ -21,7 +21,7 @@ BlockHash = NewType("BlockHash", bytes)
 
 BLOCK_HASH_BYTES = 32
 _DOMAIN = b"pdd-block-v1\0"
-_TOKEN_BYTES = 4
+TOKEN_BYTES = 4
 
 
 class NamedTokens(tuple[TokenId, ...]):  # noqa: SLOT001 - tuples can have none
@@ -77,12 +77,12 @@ class BlockChain:
     def append_packed(self, packed: bytes) -> None:
         """The same for many tokens as little-endian u32, the form in which they are hashed."""
         packed = _u32_le(self._tail) + packed
-        cut = len(packed) - len(packed) % (_TOKEN_BYTES * self.block_tokens)
+        cut = len(packed) - len(packed) % (TOKEN_BYTES * self.block_tokens)
         self._append_whole(packed[:cut])
-        self._tail = list(struct.unpack(f"<{(len(packed) - cut) // _TOKEN_BYTES}I", packed[cut:]))
+        self._tail = list(struct.unpack(f"<{(len(packed) - cut) // TOKEN_BYTES}I", packed[cut:]))
 
     def _append_whole(self, packed: bytes) -> None:
-        size = _TOKEN_BYTES * self.block_tokens
+        size = TOKEN_BYTES * self.block_tokens
         parent = self._hashes[-1] if self._hashes else self.root
         for start in range(0, len(packed), size):
             parent = hashlib.sha256(_DOMAIN + parent + packed[start : start + size]).digest()

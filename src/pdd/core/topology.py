@@ -17,9 +17,11 @@ from pdd.core.errors import ConfigError
 from pdd.core.ids import NodeId, WorkerId
 from pdd.core.kv_format import DType
 from pdd.core.request import Role
-from pdd.core.units import BitsPerSecond, Bytes, Seconds
+from pdd.core.units import BitsPerSecond, Bytes, BytesPerSecond, Seconds
 
 LOOPBACK = "127.0.0.1"
+LOCAL_RATE = BytesPerSecond(1.25e9)
+"""Between nodes of one cluster, where no line is declared: 10 Gbit/s."""
 
 
 def is_loopback(host: str) -> bool:

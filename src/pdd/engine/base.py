@@ -8,6 +8,12 @@ from typing import Protocol
 
 from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Generation, TokenSpan
+from pdd.core.units import Seconds
+
+RETRY_AFTER = Seconds(1.0)
+"""What an engine that is full, or is not up, tells those that it turns away; and what is taken for it if it does not say."""
+MAX_WAITING = 1024
+"""So many generations queue at an engine that only pretends to compute (scripted, modelled); more are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from pdd.core.topology import Address
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.kvnode.client_session import Failure, Session, Stream
 from pdd.kvnode.handshake import check_is_control, greet, hello
+from pdd.kvnode.patience import ROUTER_PATIENCE
 from pdd.kvnode.receiver import watch_silence
 from pdd.protocol.frames import MAX_CONTROL_BYTES
 from pdd.protocol.peer import (
@@ -55,8 +56,8 @@ class ClientSettings:
     incompatible_retry_delay: Seconds = Seconds(5.0)
     """A node that refused us must be restarted with another configuration before it can be of use."""
     ping_interval: Seconds = Seconds(1.0)
-    silence_limit: Seconds = Seconds(5.0)
-    answer_timeout: Seconds = Seconds(5.0)
+    silence_limit: Seconds = ROUTER_PATIENCE
+    answer_timeout: Seconds = ROUTER_PATIENCE
 
 
 DEFAULT_CLIENT = ClientSettings()

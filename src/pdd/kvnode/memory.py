@@ -23,13 +23,11 @@ from pdd.kvnode.memory_calls import OpenOrder, OpenWatch
 from pdd.kvnode.memory_lane import MemoryLane
 from pdd.kvnode.memory_life import NodeLife
 from pdd.kvnode.memory_store import MemoryStore
+from pdd.kvnode.patience import ROUTER_PATIENCE
 from pdd.protocol.orders import OrderKey
 from pdd.protocol.peer import ErrorKind
 
 _Answer = TypeVar("_Answer")
-
-ROUTER_PATIENCE = Seconds(5.0)
-"""A router takes a node that says nothing for so long for dead, and its connection for lost."""
 
 
 class Network(Protocol):

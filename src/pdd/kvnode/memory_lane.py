@@ -20,6 +20,7 @@ from pdd.index.blocks import Owner
 from pdd.kvnode.memory_life import NodeLife
 from pdd.kvnode.memory_line import Line
 from pdd.kvnode.outflow import Outflow
+from pdd.kvnode.patience import CHECK_INTERVAL, EVICTION_GRACE, PEER_PATIENCE, SILENCE_LIMIT, STALL_TIMEOUT
 from pdd.protocol.arrivals import SourceKey
 from pdd.protocol.peer import ErrorKind, FromSource, FromTarget, Offer, Ping, Withdraw
 
@@ -31,16 +32,13 @@ _Frame = tuple[BlockHash, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanePatience:
-    """As ``kvnode.sender.LineSettings``."""
+    """What ``kvnode.sender.LineSettings`` are to real nodes."""
 
-    peer: Seconds = Seconds(10.0)
-    """How long a target may stay unreachable before the orders to it fail."""
-    stall: Seconds = Seconds(2.0)
-    """With something unanswered, for so long nothing may move on a connection."""
-    silence: Seconds = Seconds(10.0)
-    """A source that says nothing for so long is gone, for its target."""
-    eviction_grace: Seconds = Seconds(3.0)
-    check_interval: Seconds = Seconds(0.25)
+    peer: Seconds = PEER_PATIENCE
+    stall: Seconds = STALL_TIMEOUT
+    silence: Seconds = SILENCE_LIMIT
+    eviction_grace: Seconds = EVICTION_GRACE
+    check_interval: Seconds = CHECK_INTERVAL
 
 
 class Target(Protocol):

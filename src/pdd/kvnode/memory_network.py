@@ -9,13 +9,14 @@ from itertools import count
 from pdd.core.errors import NodeFailed
 from pdd.core.ids import NodeId
 from pdd.core.kv_format import KvFormat
+from pdd.core.topology import LOCAL_RATE
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.kvnode.memory import MemoryNode
 from pdd.kvnode.memory_lane import LanePatience, MemoryLane
 from pdd.kvnode.memory_life import NodeLife
 from pdd.kvnode.memory_line import Line, MemoryLine
 
-_LOCAL_RATE = BytesPerSecond(1.25e9)
+LOCAL_DELAY = Seconds(0.0001)
 _WINDOW_BLOCKS = 4096
 _PATIENCE = LanePatience()
 
@@ -31,8 +32,8 @@ class MemoryNetwork:
         kv_format: KvFormat,
         *,
         payload_bytes: int | None = None,
-        local_rate: BytesPerSecond = _LOCAL_RATE,
-        local_delay: Seconds = Seconds(0.0001),
+        local_rate: BytesPerSecond = LOCAL_RATE,
+        local_delay: Seconds = LOCAL_DELAY,
         patience: LanePatience = _PATIENCE,
     ) -> None:
         self._kv_format = kv_format

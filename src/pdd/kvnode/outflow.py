@@ -30,12 +30,11 @@ from pdd.protocol.orders import (
     Standing,
 )
 from pdd.protocol.peer import ErrorKind, FromSource, FromTarget, Stored, max_wanted_blocks
-from pdd.protocol.rate import RateMeter
+from pdd.protocol.rate import RATE_WINDOW, RateMeter
 from pdd.protocol.transfer import SourceTransfer
 
 MAX_NAMED_BLOCKS = 2_097_152
 """Hashes that all orders to one target may name together: 256 requests of a million tokens name half as many."""
-RATE_WINDOW = Seconds(2.0)
 REPORT_INTERVAL = Seconds(0.1)
 """Routers hear at once of what is news (what a target lacks, that all is there); of the rest so often."""
 BACKGROUND_WINDOW = Seconds(0.25)

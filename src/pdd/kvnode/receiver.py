@@ -12,6 +12,7 @@ from pdd.core.units import BytesPerSecond, Seconds
 from pdd.index.blocks import Owner, WriteSlot
 from pdd.kvnode.arena import MappedArena
 from pdd.kvnode.outbox import Outbox
+from pdd.kvnode.patience import SILENCE_LIMIT
 from pdd.kvnode.store import NodeStore
 from pdd.protocol.arrivals import SourceKey
 from pdd.protocol.frames import MAX_CONTROL_BYTES, BlockHead, FrameKind, payload_digest
@@ -23,8 +24,6 @@ from pdd.transport.together import run_together
 
 _logger = logging.getLogger(__name__)
 
-SILENCE_LIMIT = Seconds(10.0)
-"""Sources ping every second: one that is silent for this long is gone, and others may have what it claimed."""
 MAX_CROWD = 4
 """All sources together may offer as much as so many of them."""
 FRAME_GRACE = Seconds(15.0)

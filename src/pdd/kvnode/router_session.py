@@ -13,7 +13,8 @@ from pdd.index.blocks import RETRY_AFTER, Owner
 from pdd.kvnode.handshake import check_is_control
 from pdd.kvnode.outbox import Outbox
 from pdd.kvnode.outflow import REPORT_INTERVAL, Outflow
-from pdd.kvnode.receiver import SILENCE_LIMIT, watch_frames, watch_silence
+from pdd.kvnode.patience import SILENCE_LIMIT
+from pdd.kvnode.receiver import watch_frames, watch_silence
 from pdd.kvnode.store import NodeStore
 from pdd.protocol.frames import MAX_CONTROL_BYTES
 from pdd.protocol.orders import OrderFailure, OrderKey, Standing

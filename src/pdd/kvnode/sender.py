@@ -14,6 +14,7 @@ from pdd.core.units import Bytes, Seconds
 from pdd.kvnode.arena import MappedArena
 from pdd.kvnode.handshake import check_is_control, greet, hello
 from pdd.kvnode.outflow import Outflow, OutgoingBlock
+from pdd.kvnode.patience import CHECK_INTERVAL, EVICTION_GRACE, PEER_PATIENCE, STALL_TIMEOUT
 from pdd.kvnode.store import NodeStore
 from pdd.protocol.frames import MAX_CONTROL_BYTES, encode_block_head, encode_control
 from pdd.protocol.peer import FROM_TARGET, ErrorKind, FromSource, PeerKind, Ping, Pong, Stored
@@ -28,22 +29,20 @@ _logger = logging.getLogger(__name__)
 class LineSettings:
     """How a node treats its lines to other nodes."""
 
-    peer_patience: Seconds = Seconds(10.0)
-    """How long a target may stay unreachable before the orders to it fail."""
+    peer_patience: Seconds = PEER_PATIENCE
     retry_delay: Seconds = Seconds(0.25)
     connect_timeout: Seconds = Seconds(3.0)
     """To connect and to be welcomed."""
-    stall_timeout: Seconds = Seconds(2.0)
-    """With something unanswered, a line on which no byte moves for this long is taken for dead and opened anew.
+    stall_timeout: Seconds = STALL_TIMEOUT
+    """Then the line is opened anew.
 
     Moving is what the next hop's kernel acknowledges: this must exceed what boxes on the way take to drain their buffers.
     """
     max_stall_timeout: Seconds = Seconds(16.0)
     """It doubles up to this while nothing at all gets through between two stalls."""
     ping_interval: Seconds = Seconds(1.0)
-    check_interval: Seconds = Seconds(0.25)
-    eviction_grace: Seconds = Seconds(3.0)
-    """How long an order waits for an evicted block to be written again before it fails."""
+    check_interval: Seconds = CHECK_INTERVAL
+    eviction_grace: Seconds = EVICTION_GRACE
     window_bytes: Bytes = Bytes(64 * 1024 * 1024)
 
 

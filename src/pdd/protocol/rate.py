@@ -6,6 +6,8 @@ from collections import deque
 
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 
+RATE_WINDOW = Seconds(2.0)
+"""Over so much busy time nodes measure the rate of a line."""
 _SAMPLES_PER_WINDOW = 64
 
 

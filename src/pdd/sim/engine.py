@@ -17,7 +17,7 @@ from pdd.core.ids import TokenId, WorkerId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import FinishReason, Generation, Role, TokenSpan
 from pdd.core.units import Bytes, Seconds
-from pdd.engine.base import EngineInfo
+from pdd.engine.base import MAX_WAITING, RETRY_AFTER, EngineInfo
 from pdd.engine.block_store import ConnectStore
 from pdd.engine.node_link import NodeLink, OfferedBlocks
 from pdd.engine.noise import SAMPLING_VERSION
@@ -26,8 +26,6 @@ from pdd.sim.engine_batch import Batch, Job
 from pdd.sim.engine_cache import Claim, EngineCache
 from pdd.sim.engine_time import StepTimes
 from pdd.sim.script import Scripts
-
-_RETRY_AFTER = Seconds(1.0)
 
 MAX_SPAN = {Role.PREFILL: 8, Role.RELAY_DECODE: 4, Role.MAIN_DECODE: 64}
 """What relay decode computed of a span is lost when it is stopped in the middle of it: long spans there would show in the gap at
@@ -43,7 +41,7 @@ class EngineLimits:
     cache_tokens: int
     max_span: int
     max_model_tokens: int
-    max_waiting: int = 1024
+    max_waiting: int = MAX_WAITING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +193,7 @@ class ModelledEngine:
 
     def _require_life(self) -> None:
         if not self._alive:
-            raise Unavailable(f"engine {self._worker} is not up", retry_after_s=_RETRY_AFTER)
+            raise Unavailable(f"engine {self._worker} is not up", retry_after_s=RETRY_AFTER)
 
     def _begin(self, generation: Generation) -> Job[_Answering]:
         num_known = len(generation.known_tokens)
@@ -227,7 +225,7 @@ class ModelledEngine:
         if self._num_blocks(num_known + num_output) > self._cache.capacity:
             raise ContextTooLong(f"{num_known + num_output} tokens don't fit the cache of engine {self._worker}")
         if self._batch.num_waiting >= self._limits.max_waiting:
-            raise CapacityExhausted(f"engine {self._worker} has a full queue", retry_after_s=_RETRY_AFTER)
+            raise CapacityExhausted(f"engine {self._worker} has a full queue", retry_after_s=RETRY_AFTER)
 
     def _end(self, job: Job[_Answering]) -> None:
         if self._jobs.pop(job.number, None) is not None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdd.core.blocks import BlockChain, BlockHash, NamedTokens
+from pdd.core.blocks import TOKEN_BYTES, BlockChain, BlockHash, NamedTokens
 from pdd.core.errors import LocalProtocolError
 from pdd.core.ids import RequestId, Salt, TokenId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import Generation
 from pdd.sim.workload.base import Run, SimRequest, expand
-
-_TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,4 +74,4 @@ class Scripts:
 
 
 def _packed(runs: Sequence[Run]) -> bytes:
-    return b"".join(token.to_bytes(_TOKEN_BYTES, "little") * count for token, count in runs)
+    return b"".join(token.to_bytes(TOKEN_BYTES, "little") * count for token, count in runs)

@@ -21,7 +21,7 @@ from pdd.engine.base import EngineClient
 from pdd.kvnode.base import NodeClient
 from pdd.kvnode.memory import MemoryNode
 from pdd.kvnode.memory_line import Line, MemoryLine
-from pdd.kvnode.memory_network import MemoryNetwork
+from pdd.kvnode.memory_network import LOCAL_DELAY, MemoryNetwork
 from pdd.router.clock import LoopClock
 from pdd.router.driver.service import CommandHook, Driver
 from pdd.router.driver.settings import DriverSettings, declared_rates, driver_settings
@@ -40,8 +40,6 @@ MakeLine = Callable[[LinkTable], Line]
 
 MakeLocalLine = Callable[[NodeTable, NodeTable], Line]
 """From one node to another that no link joins it to."""
-
-_LOCAL_CONTROL_DELAY = Seconds(0.0001)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +122,9 @@ def _add_node(network: MemoryNetwork, topology: Topology, table: NodeTable, kv_f
 def _control_delay(topology: Topology, cluster: str) -> Seconds:
     """One way between the router and a node of ``cluster``."""
     if cluster == topology.router.cluster:
-        return _LOCAL_CONTROL_DELAY
+        return LOCAL_DELAY
     link = topology.link_between(cluster, topology.router.cluster)
-    return _LOCAL_CONTROL_DELAY if link is None else link.delay_s
+    return LOCAL_DELAY if link is None else link.delay_s
 
 
 def _make_lines(topology: Topology, make_line: MakeLine) -> Iterator[tuple[tuple[str, str], Line]]:

@@ -15,9 +15,9 @@ from pdd.core.ids import OrderId, PinId, WorkerId
 from pdd.core.replication import Pin, Readiness, ReplicationOrder
 from pdd.core.request import SendClass
 from pdd.core.units import BytesPerSecond, Seconds
-from pdd.kvnode.memory import ROUTER_PATIENCE
 from pdd.kvnode.memory_line import MemoryLine
 from pdd.kvnode.memory_network import MemoryNetwork
+from pdd.kvnode.patience import ROUTER_PATIENCE
 from pdd.sim.loop import run
 from tests.support.worlds import BLOCK_BYTES, KV_FORMAT
 from tests.unit.kvnode.test_memory import (

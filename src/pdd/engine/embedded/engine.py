@@ -22,7 +22,7 @@ from pdd.core.errors import (
 from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Generation, TokenSpan
 from pdd.core.units import Seconds
-from pdd.engine.base import EngineInfo
+from pdd.engine.base import RETRY_AFTER, EngineInfo
 from pdd.engine.block_store import ConnectStore
 from pdd.engine.catalog import ModelEntry, embedded_weights
 from pdd.engine.embedded.compute_thread import ComputeThread
@@ -32,8 +32,6 @@ from pdd.engine.embedded.self_test import check_exactness
 from pdd.engine.embedded.sequence import EngineSequence
 from pdd.engine.noise import SAMPLING_VERSION
 from pdd.policy.batching import BatchingLimits
-
-_QUEUE_RETRY = Seconds(1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +126,7 @@ class EmbeddedEngine:
         self._check_running()
         if self._thread.step_time > self._settings.max_step:
             step_time = self._thread.step_time
-            raise Unavailable(f"the engine has been in one step for {step_time:.0f} s", retry_after_s=_QUEUE_RETRY)
+            raise Unavailable(f"the engine has been in one step for {step_time:.0f} s", retry_after_s=RETRY_AFTER)
         return EngineInfo(
             model=self._settings.model.name,
             max_model_tokens=self._settings.max_model_tokens,
@@ -178,7 +176,7 @@ class EmbeddedEngine:
             sequence.stream.fail(WorkerFailed("the engine has ended"))
         for question in self._questions:
             if not question.done():  # whoever asked may have left, or have an answer that it has not read yet
-                question.set_exception(Unavailable("the engine has ended", retry_after_s=_QUEUE_RETRY))
+                question.set_exception(Unavailable("the engine has ended", retry_after_s=RETRY_AFTER))
 
     async def start(self) -> None:
         """Starts the thread and waits until it can serve. Raises whatever kept it from it."""
@@ -201,7 +199,7 @@ class EmbeddedEngine:
 
     def _check_running(self) -> None:
         if self._ended.is_set():
-            raise Unavailable("the engine has ended", retry_after_s=_QUEUE_RETRY)
+            raise Unavailable("the engine has ended", retry_after_s=RETRY_AFTER)
 
     def _check(self, generation: Generation) -> None:
         self._check_running()
@@ -216,7 +214,7 @@ class EmbeddedEngine:
                 code="context_length_exceeded",
             )
         if len(self._sequences) >= self._settings.max_batch + self._settings.max_waiting:
-            raise CapacityExhausted("the engine's queue is full", retry_after_s=_QUEUE_RETRY)
+            raise CapacityExhausted("the engine's queue is full", retry_after_s=RETRY_AFTER)
 
 
 class _Answer:

@@ -31,10 +31,10 @@ from pdd.core.ids import WorkerId
 from pdd.core.request import Generation, TokenSpan
 from pdd.core.topology import Address
 from pdd.core.units import Bytes, Seconds
-from pdd.engine.base import EngineInfo
+from pdd.engine.base import RETRY_AFTER, EngineInfo
 from pdd.engine.http import wire_reply, wire_request
 from pdd.engine.http.contract import SpanContract
-from pdd.engine.http.errors import DEFAULT_RETRY_AFTER, error_of_response
+from pdd.engine.http.errors import error_of_response
 from pdd.engine.http.sse import DONE, EventReader
 
 DEFAULT_CONNECT_TIMEOUT = Seconds(2.0)
@@ -178,7 +178,7 @@ class HttpEngineClient:
         return self._session
 
     def _unavailable(self, why: str) -> Unavailable:
-        return Unavailable(f"engine {self._worker} is not up: {why}", retry_after_s=DEFAULT_RETRY_AFTER)
+        return Unavailable(f"engine {self._worker} is not up: {why}", retry_after_s=RETRY_AFTER)
 
     def _failed(self, error: Exception) -> WorkerFailed:
         return WorkerFailed(f"engine {self._worker} failed: {_words(error)}")

@@ -22,9 +22,8 @@ from pdd.core.errors import (
     WorkerFailed,
 )
 from pdd.core.units import Seconds
+from pdd.engine.base import RETRY_AFTER
 
-DEFAULT_RETRY_AFTER = Seconds(1.0)
-"""When a busy engine does not say how long."""
 _MAX_TEXT_LENGTH = 1000
 _CODE_CAPACITY = "capacity_exhausted"
 _CODE_CONTEXT = "context_length_exceeded"
@@ -124,7 +123,7 @@ def _error_of(status: int, detail: ErrorDetail) -> PddError:
     code = str(detail.code) if detail.code is not None else "invalid_value"
     if status in _BUSY:
         kind = CapacityExhausted if code == _CODE_CAPACITY else Unavailable
-        retry_after = DEFAULT_RETRY_AFTER if detail.retry_after_s is None else Seconds(detail.retry_after_s)
+        retry_after = RETRY_AFTER if detail.retry_after_s is None else Seconds(detail.retry_after_s)
         return kind(detail.message, retry_after_s=retry_after)
     if status == HTTPStatus.NOT_FOUND and not _names_model(detail):
         return WorkerFailed(f"the engine has no token-level interface: {detail.message}")

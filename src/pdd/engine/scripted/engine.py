@@ -23,14 +23,13 @@ from pdd.core.ids import NodeId, TokenId, WorkerId
 from pdd.core.kv_format import KvFormat
 from pdd.core.request import FinishReason, Generation, Sampling, TokenSpan
 from pdd.core.units import Seconds
-from pdd.engine.base import EngineInfo
+from pdd.engine.base import MAX_WAITING, RETRY_AFTER, EngineInfo
 from pdd.engine.block_store import ConnectStore
 from pdd.engine.node_link import OfferedBlocks
 from pdd.engine.noise import SAMPLING_VERSION
 from pdd.engine.scripted.kv import ScriptKv
 
 DEFAULT_VOCAB_SIZE = 49152
-_RETRY_AFTER = Seconds(1.0)
 
 
 class Garbage(StrEnum):
@@ -82,7 +81,7 @@ class Script:
     burst_tokens: int = 1
     vocab_size: int = DEFAULT_VOCAB_SIZE
     max_running: int = 16
-    max_waiting: int = 1024
+    max_waiting: int = MAX_WAITING
     faults: Faults = Faults()
 
 
@@ -201,7 +200,7 @@ class ScriptedEngine:
         script = _script_for(generation, self.script)
         died = self._require_life()
         if script.faults.unavailable:
-            raise Unavailable(f"engine {self._worker} refuses to begin", retry_after_s=_RETRY_AFTER)
+            raise Unavailable(f"engine {self._worker} refuses to begin", retry_after_s=RETRY_AFTER)
         self._check(generation)
         async with self._admitted(), aclosing(self._answer(generation, script, died)) as spans:
             async for span in spans:
@@ -225,7 +224,7 @@ class ScriptedEngine:
 
     def _require_life(self) -> asyncio.Event:
         if self._died.is_set():
-            raise Unavailable(f"engine {self._worker} is not up", retry_after_s=_RETRY_AFTER)
+            raise Unavailable(f"engine {self._worker} is not up", retry_after_s=RETRY_AFTER)
         return self._died
 
     def _check(self, generation: Generation) -> None:
@@ -241,7 +240,7 @@ class ScriptedEngine:
     @asynccontextmanager
     async def _admitted(self) -> AsyncGenerator[None]:
         if self._num_open >= self._max_open:
-            raise CapacityExhausted(f"engine {self._worker} has a full queue", retry_after_s=_RETRY_AFTER)
+            raise CapacityExhausted(f"engine {self._worker} has a full queue", retry_after_s=RETRY_AFTER)
         self._num_open += 1
         try:
             async with self._slots:

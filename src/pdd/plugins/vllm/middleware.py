@@ -21,8 +21,8 @@ import msgspec
 
 from pdd.core.errors import PddError, Unavailable, WorkerFailed
 from pdd.core.units import Seconds
-from pdd.engine.base import EngineInfo
-from pdd.engine.http.errors import DEFAULT_RETRY_AFTER, reply_to
+from pdd.engine.base import RETRY_AFTER, EngineInfo
+from pdd.engine.http.errors import reply_to
 from pdd.engine.http.sse import DONE, KEEP_ALIVE, encode_event
 from pdd.engine.http.wire_reply import INFO_PATH, encode_info
 from pdd.engine.http.wire_request import GENERATE_PATH, decode_body, read_generation
@@ -119,7 +119,7 @@ class DescribeEngine:
     def _info(self, scope: Scope) -> EngineInfo:
         """Raises Unavailable when vLLM's core has died: its server ends soon after."""
         if _engine_of(scope).errored:
-            raise Unavailable("vLLM's engine core has died; its log says why", retry_after_s=DEFAULT_RETRY_AFTER)
+            raise Unavailable("vLLM's engine core has died; its log says why", retry_after_s=RETRY_AFTER)
         config, connector = _config_of(scope), self._connector_of(scope)
         draws_as_we_do = SAMPLING_PROCESSOR in map(str, config.logits_processors or ())
         return EngineInfo(

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from pdd.belief.links import DeclaredRates
 from pdd.core.ids import TenantId
-from pdd.core.topology import AdmissionTable, HealthTable, PolicyTable, RouterTable, Topology
+from pdd.core.topology import LOCAL_RATE, AdmissionTable, HealthTable, PolicyTable, RouterTable, Topology
 from pdd.core.units import BytesPerSecond, Seconds, bytes_per_second
-
-_LOCAL_RATE = BytesPerSecond(1.25e9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +55,7 @@ class DriverSettings:
 
     Its patience costs nobody anything: room that others need at a node is taken from it at once.
     """
-    local_rate: BytesPerSecond = _LOCAL_RATE
-    """Nominal rate between nodes of one cluster, where no line is declared (10 Gbit/s)."""
+    local_rate: BytesPerSecond = LOCAL_RATE
 
 
 def driver_settings(table: RouterTable) -> DriverSettings:

@@ -14,15 +14,13 @@ from pdd.core.ids import NodeId, OrderId, PinId, WorkerId
 from pdd.core.replication import NodeStats, Pin, Readiness, ReplicationOrder, ReplicationProgress, Watch
 from pdd.core.request import Generation, SendClass, TokenSpan
 from pdd.core.units import Seconds
-from pdd.engine.base import EngineInfo
+from pdd.engine.base import RETRY_AFTER, EngineInfo
 from pdd.engine.scripted.engine import ScriptedEngine
 from pdd.kvnode.base import NodeClient
+from pdd.kvnode.patience import ROUTER_PATIENCE
 from pdd.router.driver.patience import expire
 
 _Item = TypeVar("_Item")
-_RETRY_AFTER = Seconds(1.0)
-_NODE_PATIENCE = Seconds(5.0)
-"""What ``kvnode.client`` has with a silent node (``silence_limit``)."""
 
 
 class NotReached(Exception):
@@ -174,7 +172,7 @@ class FaultyEngine:
     async def generate(self, generation: Generation) -> AsyncGenerator[TokenSpan]:
         """See ``EngineClient.generate``."""
         if self.is_full:
-            raise CapacityExhausted(f"engine {self.worker} is full", retry_after_s=_RETRY_AFTER)
+            raise CapacityExhausted(f"engine {self.worker} is full", retry_after_s=RETRY_AFTER)
         try:
             async with aclosing(self.upstream.carry(self.engine.generate(generation))) as spans:
                 async for span in spans:
@@ -185,14 +183,14 @@ class FaultyEngine:
             raise WorkerFailed(f"the connection to engine {self.worker} broke off") from error
 
     def _unavailable(self) -> Unavailable:
-        return Unavailable(f"engine {self.worker} can't be reached", retry_after_s=_RETRY_AFTER)
+        return Unavailable(f"engine {self.worker} can't be reached", retry_after_s=RETRY_AFTER)
 
 
 class FaultyNode:
     """A ``NodeClient`` between the router and a node, which forgets orders, watches and pins when the connection ends."""
 
     def __init__(self, node: NodeClient) -> None:
-        self.upstream = Upstream(_NODE_PATIENCE)
+        self.upstream = Upstream(ROUTER_PATIENCE)
         self._node = node
         self._pins: dict[PinId, None] = {}
 

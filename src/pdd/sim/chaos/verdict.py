@@ -14,6 +14,7 @@ from pdd.core.ids import TokenId, WorkerId
 from pdd.core.request import FinishReason, Role, Steering
 from pdd.core.units import Seconds
 from pdd.router.base import EmittedSpan, TokenRequest
+from pdd.router.driver.settings import DriverSettings
 from pdd.sim.chaos.breakage import History
 from pdd.sim.chaos.scene import FaultKind, Scene, Weather
 
@@ -23,10 +24,11 @@ MEMORY = Seconds(20.0)
 """How long a worker that broke may be shunned after it is whole again, or is not known to be whole."""
 PROMPTNESS = Seconds(28.0)
 """Nobody waits longer for a token while each role has a worker that is whole."""
-SLOW_PATIENCE = Seconds(32.0)
-"""But an engine that is slow and full keeps newcomers in its own line until the router's patience with a decoder, 30 s, ends."""
-PREFILL_PATIENCE = Seconds(400.0)
-"""And an engine that says it is well, and is silent, may have a long prompt to compute: it is given 300 s."""
+_ROUTER = DriverSettings()
+SLOW_PATIENCE = Seconds(_ROUTER.decode_patience + 2.0)
+"""But an engine that is slow and full keeps newcomers in its own line until the router's patience with a decoder ends."""
+PREFILL_PATIENCE = Seconds(_ROUTER.prefill_patience + 100.0)
+"""And an engine that says it is well, and is silent, may have a long prompt to compute."""
 
 
 class Wrong(StrEnum):
