@@ -777,14 +777,14 @@ MUTANTS: tuple[UnitMutant, ...] = (
         "batching",
         (
             "decodes come before prefills",
-            "ready = not sequence.paused and _is_decode(sequence) and sequence not in preempted",
-            "ready = False",
+            "if sequence not in preempted and self._make_room(sequence, preempted)",
+            "if False",
             "test_decodes_go_first_and_a_prefill_gets_its_whole_chunk_beside_them",
         ),
         (
             "who is paused decodes nothing",
-            "ready = not sequence.paused and",
-            "ready =",
+            "            if not sequence.paused:\n                (decoding",
+            "            if True:\n                (decoding",
             "test_a_paused_sequence_is_skipped_and_gives_way_before_others",
         ),
         (

@@ -150,22 +150,25 @@ class BatchScheduler(Generic[_SequenceT]):
 
     def plan_step(self) -> StepPlan[_SequenceT]:
         """Chooses the next step's work; it may be empty."""
+        decoding: list[_SequenceT] = []
+        prefilling: list[_SequenceT] = []
+        for sequence in self._running:
+            if not sequence.paused:
+                (decoding if _is_decode(sequence) else prefilling).append(sequence)
         preempted: list[_SequenceT] = []
-        decodes = self._plan_decodes(preempted)
+        decodes = self._plan_decodes(decoding, preempted)
         prefills: list[StepWork[_SequenceT]] = []
-        budget = self._plan_prefills(prefills)
+        budget = self._limits.prefill_chunk_tokens
+        for sequence in prefilling:
+            if sequence not in preempted:
+                budget = self._plan_chunk(sequence, prefills, budget)
         admitted = self._admit_waiting(prefills, budget, preempted) if not preempted else []
         return StepPlan(
             decodes=tuple(decodes), prefills=tuple(prefills), admitted=tuple(admitted), preempted=tuple(preempted)
         )
 
-    def _plan_decodes(self, preempted: list[_SequenceT]) -> list[_SequenceT]:
-        decodes: list[_SequenceT] = []
-        for sequence in tuple(self._running):
-            ready = not sequence.paused and _is_decode(sequence) and sequence not in preempted
-            if ready and self._make_room(sequence, preempted):
-                decodes.append(sequence)
-        return decodes
+    def _plan_decodes(self, decoding: list[_SequenceT], preempted: list[_SequenceT]) -> list[_SequenceT]:
+        return [sequence for sequence in decoding if sequence not in preempted and self._make_room(sequence, preempted)]
 
     def _make_room(self, sequence: _SequenceT, preempted: list[_SequenceT]) -> bool:
         """Grows ``sequence``, at the cost of paused ones, of younger ones or, if it is itself the youngest,
@@ -186,14 +189,6 @@ class BatchScheduler(Generic[_SequenceT]):
         self._space.release(victim)
         self._waiting.appendleft(victim)
         preempted.append(victim)
-
-    def _plan_prefills(self, prefills: list[StepWork[_SequenceT]]) -> int:
-        """Returns what is left of the step's budget."""
-        budget = self._limits.prefill_chunk_tokens
-        for sequence in self._running:
-            if not sequence.paused and not _is_decode(sequence):
-                budget = self._plan_chunk(sequence, prefills, budget)
-        return budget
 
     def _admit_waiting(
         self, prefills: list[StepWork[_SequenceT]], budget: int, preempted: list[_SequenceT]
