@@ -1,10 +1,12 @@
-"""Unit tests notice when a rule of the policies, a guard of the driver that no random world misses, or of a batch is removed."""
+"""Unit tests notice when a rule of the policies is removed, or a guard of the beliefs, of a batch, or of the driver where no
+random world misses it.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support import batch_mutants, driver_mutants, policy_mutants
+from tests.support import batch_mutants, belief_mutants, driver_mutants, policy_mutants
 from tests.support.mutants import ROOT, UnitMutant, failure_of, mutated
 
 CHANGED = (
@@ -15,9 +17,9 @@ CHANGED = (
     "tests.support.worlds",
     "tests.support.beliefs",
 )
-"""What is made anew around a mutant of the driver."""
+"""What is made anew around a mutant of the driver, or of a belief."""
 
-ALL = (*policy_mutants.MUTANTS, *driver_mutants.MUTANTS, *batch_mutants.MUTANTS)
+ALL = (*policy_mutants.MUTANTS, *belief_mutants.MUTANTS, *driver_mutants.MUTANTS, *batch_mutants.MUTANTS)
 
 
 def test_guards_are_named_once() -> None:
@@ -33,6 +35,12 @@ def test_without_a_mutant_the_tests_pass_so_that_a_failure_means_the_mutation(ki
 @pytest.mark.parametrize("mutant", policy_mutants.MUTANTS, ids=lambda mutant: f"{mutant.module}: {mutant.guard}")
 def test_a_policy_without_one_of_its_rules_is_noticed(mutant: UnitMutant) -> None:
     with mutated(mutant, f"{ROOT}.policy", f"{ROOT}.belief", "tests.unit", "tests.support.views"):
+        assert failure_of(mutant.killer) is not None
+
+
+@pytest.mark.parametrize("mutant", belief_mutants.MUTANTS, ids=lambda mutant: f"{mutant.module}: {mutant.guard}")
+def test_a_belief_without_one_of_its_guards_is_noticed(mutant: UnitMutant) -> None:
+    with mutated(mutant, *CHANGED):
         assert failure_of(mutant.killer) is not None
 
 

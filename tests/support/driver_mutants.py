@@ -5,11 +5,10 @@ from __future__ import annotations
 from tests.support.mutants import UnitMutant
 
 
-def _of(module: str, *mutants: tuple[str, str, str, str]) -> list[UnitMutant]:
-    """From (guard, old, new, test)."""
-    name = module if module.startswith(("belief.", "policy.")) else f"router.driver.{module}"
+def _of(module: str, *mutants: tuple[str, str, str, str], tests: str = "router") -> list[UnitMutant]:
+    """From (guard, old, new, test). ``tests``: of which package."""
     return [
-        UnitMutant(guard, name, old, new, killer=test if "." in test.partition(":")[0] else f"router.{test}")
+        UnitMutant(guard, f"router.driver.{module}", old, new, killer=f"{tests}.{test}")
         for guard, old, new, test in mutants
     ]
 
@@ -43,8 +42,8 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "a prefill that was held says nothing about the pace",
-            "whole=list(self._seats.values()).count(seat) == 1",
-            "whole=True",
+            "whole = list(self._seats.values()).count(seat) == 1",
+            "whole = True",
             "test_driver_room:test_a_held_prefill_goes_on_from_what_it_had_computed",
         ),
         (
@@ -52,24 +51,6 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "        if isinstance(error, InvalidRequest) and self._is_final(generation, worker):\n",
             "        if False:\n",
             "test_decoders:test_a_request_that_prefill_refuses_is_refused",
-        ),
-        (
-            "what one decoder refuses another may take",
-            "generation.first_position == 0 or nobody_else or len(self._refused_by) >= ENOUGH_REFUSALS",
-            "True",
-            "test_decoders:test_what_is_refused_in_mid_answer_is_tried_elsewhere_unless_all_or_three_have_refused_it",
-        ),
-        (
-            "what all refuse is tried no more",
-            "generation.first_position == 0 or nobody_else or len",
-            "generation.first_position == 0 or len",
-            "test_decoders:test_what_is_refused_in_mid_answer_is_tried_elsewhere_unless_all_or_three_have_refused_it",
-        ),
-        (
-            "what three refuse is tried no more",
-            "nobody_else or len(self._refused_by) >= ENOUGH_REFUSALS",
-            "nobody_else",
-            "test_decoders:test_what_is_refused_in_mid_answer_is_tried_elsewhere_unless_all_or_three_have_refused_it",
         ),
         (
             "attempts end with their request",
@@ -132,20 +113,14 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "test_decoders:test_an_engine_may_be_silent_for_so_long_and_longer_only_before_the_first_token_of_a_prompt_it_computes",
         ),
         (
-            "patience with a prefill is bounded",
-            "min(settings.decode_patience + LATE_PREFILL_FACTOR * expected, settings.prefill_patience)",
-            "settings.decode_patience + LATE_PREFILL_FACTOR * expected",
-            "test_decoders:test_patience_with_a_prefill_goes_by_what_was_measured_of_prefills_and_what_stands_before_it",
-        ),
-        (
             "prefills say nothing about decoders that compute a prompt",
-            "self._pool.workers.prefill_time(seat, now()) if seat.worker.role is Role.PREFILL else None",
-            "self._pool.workers.prefill_time(seat, now())",
+            "self._workers.prefill_time(seat, self._clock.now()) if is_prefill else None",
+            "self._workers.prefill_time(seat, self._clock.now())",
             "test_decoders:test_what_was_measured_of_prefills_says_nothing_about_a_decoder_that_computes_a_prompt",
         ),
         (
             "a good end vouches for the worker",
-            "            self._pool.workers.vouch(seat, now())\n",
+            "            self._workers.vouch(seat, now)\n",
             "            pass\n",
             "test_decoders:test_a_client_that_leaves_proves_nothing_against_a_worker_but_tokens_prove_something_for_it",
         ),
@@ -154,6 +129,36 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "        if course.num_spans == 0:\n            return\n",
             "",
             "test_decoders:test_a_client_that_leaves_before_the_first_token_proves_nothing_at_all",
+        ),
+        (
+            "what all that decode have refused is known",
+            "all_refused=self._refused_by.issuperset(up)",
+            "all_refused=False",
+            "test_decoders:test_what_is_refused_in_mid_answer_is_tried_elsewhere_unless_all_or_three_have_refused_it",
+        ),
+        (
+            "how many have refused is known",
+            "num_refused=len(self._refused_by)",
+            "num_refused=0",
+            "test_decoders:test_what_is_refused_in_mid_answer_is_tried_elsewhere_unless_all_or_three_have_refused_it",
+        ),
+        (
+            "what one has refused is not refused by all",
+            "self._is_final(generation, worker)",
+            "True",
+            "test_decoders:test_what_is_refused_in_mid_answer_is_tried_elsewhere_unless_all_or_three_have_refused_it",
+        ),
+        (
+            "patience with a prefill goes by what was measured of prefills",
+            "self._workers.prefill_time(seat, self._clock.now()) if is_prefill else None",
+            "None",
+            "test_decoders:test_patience_with_a_prefill_goes_by_what_was_measured_of_prefills_and_what_stands_before_it",
+        ),
+        (
+            "and by the settings",
+            "most=settings.prefill_patience",
+            "most=Seconds(1e9)",
+            "test_decoders:test_patience_with_a_prefill_goes_by_what_was_measured_of_prefills_and_what_stands_before_it",
         ),
     ),
     *_of(
@@ -287,6 +292,18 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "            pass\n",
             "test_driver_policies:test_what_an_answer_that_is_over_still_sends_gives_way_to_whoever_waits",
         ),
+        (
+            "the filtered share holds",
+            "            self._shared.beliefs.filter_share.filtered_one()\n",
+            "            pass\n",
+            "test_driver_policies:test_no_more_than_their_share_are_filtered",
+        ),
+        (
+            "relay decode is capped when it is busy",
+            "relay_cap=choice.relay_cap)",
+            "relay_cap=None)",
+            "test_driver_policies:test_a_busy_relay_decode_is_given_back_early_and_at_once",
+        ),
     ),
     *_of(
         "request.mailbox",
@@ -354,59 +371,39 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "what was dropped while the node was away is told",
             "        if pin in self._told:\n            self._note(pin)\n",
             "        if False:\n            self._note(pin)\n",
-            "belief.test_conversations:test_a_node_that_hung_hears_of_every_pin_that_was_dropped_meanwhile",
+            "test_conversations:test_a_node_that_hung_hears_of_every_pin_that_was_dropped_meanwhile",
         ),
         (
             "what it never heard of is not",
             "        if pin in self._told:\n            self._note(pin)\n",
             "        if True:\n            self._note(pin)\n",
-            "belief.test_conversations:test_what_a_node_never_heard_of_need_not_be_taken_back",
+            "test_conversations:test_what_a_node_never_heard_of_need_not_be_taken_back",
         ),
         (
             "after a failure all are tried again",
             "dict.fromkeys((name, *self._due, *self._wanted))",
             "dict.fromkeys((name, *self._due))",
-            "belief.test_conversations:test_a_node_that_is_away_is_told_all_that_is_still_wanted_when_it_is_back",
+            "test_conversations:test_a_node_that_is_away_is_told_all_that_is_still_wanted_when_it_is_back",
         ),
         (
             "so is the one that failed",
             "dict.fromkeys((name, *self._due, *self._wanted))",
             "dict.fromkeys((*self._due, *self._wanted))",
-            "belief.test_conversations:test_a_pin_that_could_not_be_taken_back_is_taken_back_later",
+            "test_conversations:test_a_pin_that_could_not_be_taken_back_is_taken_back_later",
         ),
         (
             "a node that came back is told all",
             "            self._due = {**self._due, **dict.fromkeys(self._wanted)}\n",
             "",
-            "belief.test_conversations:test_a_connection_that_was_lost_unnoticed_is_made_up_for_at_the_next_word",
+            "test_conversations:test_a_connection_that_was_lost_unnoticed_is_made_up_for_at_the_next_word",
         ),
-    ),
-    *_of(
-        "belief.conversations",
-        (
-            "a pin moves with its conversation",
-            "        if turn.main_node != node:\n            self._unpin(turn)\n",
-            "",
-            "belief.test_conversations:test_the_pin_moves_with_its_conversation",
-        ),
-        (
-            "the same turn again has one pin",
-            "        if kept is not None:\n            self._unpin(kept)\n",
-            "",
-            "belief.test_conversations:test_the_same_turn_again_is_one_conversation_with_one_pin",
-        ),
-        (
-            "being found keeps it alive",
-            "                self._by_tip.move_to_end(tip)\n",
-            "",
-            "belief.test_conversations:test_of_too_many_the_one_that_rested_longest_goes",
-        ),
+        tests="belief",
     ),
     *_of(
         "request.seats",
         (
             "a seat ends with its process",
-            "        if seat is not None and self._pool.workers.holds(seat):\n            return seat\n",
+            "        if seat is not None and self._beliefs.workers.holds(seat):\n            return seat\n",
             "        if seat is not None:\n            return seat\n",
             "test_driver_placement:test_a_request_leaves_a_worker_whose_process_is_gone_and_goes_elsewhere_after_a_loss",
         ),
@@ -424,7 +421,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "a seat given up is given back",
-            "        if seat is not None:\n            self._pool.workers.release(seat)\n",
+            "        if seat is not None:\n            self._beliefs.workers.release(seat)\n",
             "",
             "test_driver_parts:test_a_request_stays_at_its_worker_and_goes_elsewhere_after_a_loss",
         ),
@@ -439,117 +436,66 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "workers.worker",
-        (
-            "a process that ends is told to all who wait",
-            "                listener()\n",
-            "                pass\n",
-            "test_pool:test_whoever_waits_at_a_worker_is_told_at_once_and_once_when_it_is_down",
-        ),
-        (
-            "whatever one of them makes of it",
-            "            except Exception:\n",
-            "            except ZeroDivisionError:\n",
-            "test_patience:test_every_listener_is_told_of_the_end_whatever_one_of_them_raises",
-        ),
-        (
-            "a seat is given back once",
-            "        if seat in self.seats:\n",
-            "        if self.seats.setdefault(seat) is None:\n",
-            "test_driver_placement:test_a_seat_given_back_takes_its_blocks_along",
-        ),
-        (
-            "a trial that told nothing is over",
-            "            if seat.is_trial:\n                self.breaker.end_trial()\n",
-            "",
-            "test_pool:test_a_trial_that_told_nothing_is_followed_by_another",
-        ),
-        (
-            "a suspect gets nothing",
-            "return self.lifetime is not None and not self.suspect",
-            "return self.lifetime is not None",
-            "test_pool:test_a_suspect_is_down_at_once_and_up_with_its_next_answer",
-        ),
-    ),
-    *_of(
         "workers.pool",
         (
-            "the end of one process counts once",
-            "        if not state.suspect:\n            state.breaker",
-            "        if True:\n            state.breaker",
-            "test_pool:test_the_end_of_one_process_counts_as_one_failure_however_much_ran_there",
-        ),
-        (
             "a suspect is asked at once",
-            "        state.check_now.set()\n\n    def vouch",
-            "\n    def vouch",
+            "            self._check_now[seat.worker.name].set()\n",
+            "            pass\n",
             "test_pool:test_a_suspect_is_down_at_once_and_up_with_its_next_answer",
         ),
         (
             "an answer that was on its way clears nobody",
-            "        if state.check_now.is_set():\n            return",
+            "        if self._check_now[worker.name].is_set():\n            return",
             "        if False:\n            return",
             "test_pool:test_an_answer_that_was_on_its_way_when_the_worker_failed_does_not_clear_it",
         ),
         (
-            "who disagrees is down",
-            "        if why_not is not None:\n            self._set_down(state, why_not)\n            return",
-            "        if False:\n            return",
-            "test_pool:test_a_worker_that_disagrees_with_the_deployment_is_down_and_says_why",
-        ),
-        (
-            "so are the workers of a node that does",
-            "        why_not = state.node.why_not or self._why_not(info, state.worker)",
-            "        why_not = self._why_not(info, state.worker)",
-            "test_pool:test_the_workers_of_a_node_that_disagrees_are_down_until_it_agrees_or_is_away",
-        ),
-        (
-            "an absent node contradicts nobody",
-            "            self._judge_node(state, None)  # engines do without one that is away\n",
-            "",
-            "test_pool:test_the_workers_of_a_node_that_disagrees_are_down_until_it_agrees_or_is_away",
-        ),
-        (
             "another process ends the one before",
-            "        if state.lifetime is not None:\n            state.lifetime.end()\n",
-            "",
+            '                self._end(ended)\n                _logger.info("worker_up',
+            '                _logger.info("worker_up',
             "test_decoders:test_a_process_that_was_replaced_is_lost_even_if_its_connection_stays",
         ),
         (
             "who was heard lives",
-            "            if asked is not None and asked.heard:\n",
-            "            if False:\n",
+            "        if asked is not None and asked.heard:\n",
+            "        if False:\n",
             "test_pool:test_a_worker_of_whom_something_was_heard_during_a_check_lives_however_late_its_answer_is",
         ),
         (
-            "a new process answers for nothing that broke before",
-            "        if state.lifetime is not seat.lifetime:\n            return",
-            "        if False:\n            return",
-            "test_pool:test_a_restarted_worker_is_another_one",
+            "of a process that is gone nobody is asked",
+            "        if not seat.down:  # of",
+            "        if True:  # of",
+            "test_pool:test_what_broke_off_at_a_process_that_is_gone_is_no_reason_to_ask",
         ),
         (
-            "a prefill takes its time after those before it",
-            "num_blocks = seat.num_blocks + state.num_missing + len(state.seats)",
-            "num_blocks = seat.num_blocks",
-            "test_decoders:test_patience_with_a_prefill_goes_by_what_was_measured_of_prefills_and_what_stands_before_it",
+            "who waits at a worker that is down is told",
+            '                self._record("worker_down", name, reason=why)\n                self._end(ended)\n',
+            '                self._record("worker_down", name, reason=why)\n',
+            "test_pool:test_whoever_waits_at_a_worker_is_told_at_once_and_once_when_it_is_down",
         ),
         (
-            "load is counted over those that are up",
-            "return sum(state.worker.max_batch for state in self._of(role) if state.up)",
-            "return sum(state.worker.max_batch for state in self._of(role))",
-            "test_pool:test_load_is_counted_over_those_that_are_up",
-        ),
-        (
-            "a node that comes back is noticed",
-            "            state.returns += 1\n",
+            "who is silent is asked again at once",
+            "            self._check_now[name].set()  # its silence was pause enough\n",
             "            pass\n",
-            "test_pool:test_nodes_are_known_by_their_last_answer",
+            "test_pool:test_a_worker_is_down_once_it_has_left_so_many_checks_in_a_row_unanswered",
         ),
         (
-            "a node that is away has no books",
-            "            self._node_stats.pop(state.node.node, None)\n",
+            "a node that is away disagrees no more",
+            "            self._tell_all(self.workers.node_refused(node.node, None))\n",
             "            pass\n",
-            "test_pool:test_nodes_are_known_by_their_last_answer",
+            "test_pool:test_the_workers_of_a_node_that_disagrees_are_down_until_it_agrees_or_is_away",
+        ),
+        (
+            "engines are held to the agreement",
+            "self.workers.answered(worker.name, info.instance, why_not)",
+            "self.workers.answered(worker.name, info.instance, None)",
+            "test_pool:test_a_worker_that_disagrees_with_the_deployment_is_down_and_says_why",
+        ),
+        (
+            "so are nodes",
+            "self.workers.node_answered(stats, why_not)",
+            "self.workers.node_answered(stats, None)",
+            "test_pool:test_the_workers_of_a_node_that_disagrees_are_down_until_it_agrees_or_is_away",
         ),
     ),
     *_of(
@@ -580,134 +526,29 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "policy.placement",
-        (
-            "prefill's own node lacks nothing",
-            "                missing[node.node] = 0\n",
-            "                missing[node.node] = len(hashes)\n",
-            "test_driver_placement:test_relay_decode_on_prefills_own_node_needs_no_copy",
-        ),
-        (
-            "who is slow costs more",
-            "        block_s = (self._pool.workers.pace(Role.PREFILL).unit_s or _BLOCK_UNKNOWN) * slowness\n",
-            "        block_s = self._pool.workers.pace(Role.PREFILL).unit_s or _BLOCK_UNKNOWN\n",
-            "test_driver_placement:test_a_slow_prefill_gets_less",
-        ),
-        (
-            "so does a slow decoder",
-            "        unit = (pace.alone_s or _TOKEN_UNKNOWN) * slowness\n",
-            "        unit = pace.alone_s or _TOKEN_UNKNOWN\n",
-            "test_driver_placement:test_a_slow_decoder_gets_less",
-        ),
-        (
-            "blocks ahead count",
-            "block_s * (state.num_missing + len(state.seats))",
-            "block_s * len(state.seats)",
-            "test_driver_placement:test_blocks_ahead_count_not_requests",
-        ),
-        (
-            "what must be sent costs its time",
-            "return Seconds(sending + alone), queue",
-            "return alone, queue",
-            "test_driver_placement:test_main_decode_is_chosen_by_the_time_that_the_missing_bytes_take",
-        ),
-        (
-            "by the line's rate just now",
-            "self._links.view(source.site, target.site, self._clock.now()).rate\n",
-            "_UNKNOWN_RATE\n",
-            "test_driver_placement:test_a_line_that_is_slow_just_now_makes_a_prefix_dearer",
-        ),
-        (
-            "what a crowd costs was measured",
-            "if crowd is None else crowd * slowness",
-            "",
-            "test_driver_placement:test_decoders_that_a_crowd_slows_down_much_share_it_before_their_batches_are_full",
-        ),
-        (
-            "a node without books has no room",
-            "        if stats is None:\n            return False\n",
-            "        if stats is None:\n            return True\n",
-            "test_driver_placement:test_a_worker_whose_node_does_not_answer_is_passed_over",
-        ),
-        (
-            "room that was promised is taken",
-            "max(stats.reserved_blocks + stats.leased_blocks, state.node.num_promised)",
-            "stats.reserved_blocks + stats.leased_blocks",
-            "test_driver_placement:test_room_that_was_promised_since_the_books_were_read_is_taken",
-        ),
-        (
-            "room that is reserved or leased is taken",
-            "max(stats.reserved_blocks + stats.leased_blocks, state.node.num_promised)",
-            "state.node.num_promised",
-            "test_driver_placement:test_a_decoder_whose_node_has_no_room_is_passed_over_unless_all_are_full",
-        ),
-        (
-            "a conversation has its home",
-            "home = None if conversation is None else conversation.workers.get(role)",
-            "home = None",
-            "test_driver_placement:test_a_conversation_goes_back_to_its_workers_even_when_another_has_less_to_do",
-        ),
-        (
-            "who is late is passed over",
-            "late=state.is_late(now)",
-            "late=False",
-            "test_driver_placement:test_a_worker_that_is_late_with_an_answer_is_passed_over_long_before_it_counts_as_down",
-        ),
-        (
-            "who lost it is avoided",
-            "lost_here=worker.name in question.avoid",
-            "lost_here=False",
-            "test_pool:test_one_to_avoid_is_picked_only_if_there_is_no_other",
-        ),
-        (
-            "a tripped breaker is heeded",
-            "trusted=state.breaker.lets_through(now)",
-            "trusted=True",
-            "test_pool:test_a_worker_whose_generations_break_off_is_passed_over_though_it_answers_its_checks",
-        ),
-    ),
-    *_of(
         "request.outlook",
         (
             "a conversation is not filtered twice in a row",
-            "filtered_last_turn=self._conversation is not None and self._conversation.last_filtered",
-            "filtered_last_turn=False",
+            "self._filtered_last_turn = conversation is not None and conversation.last_filtered",
+            "self._filtered_last_turn = False",
             "test_driver_policies:test_a_conversation_is_never_filtered_on_two_turns_in_a_row",
         ),
         (
-            "the filtered share holds",
-            "            self._traffic.filter_share.filtered_one()\n",
-            "",
-            "test_driver_policies:test_no_more_than_their_share_are_filtered",
-        ),
-        (
-            "the filter may be off",
-            "policy.filter is FilterRule.OFF or steered",
-            "steered",
-            "test_driver_policies:test_without_the_filter_every_relay_goes_on_to_main_decode",
-        ),
-        (
             "a long budget is judged by what is used of it",
-            "self._traffic.lengths.likely(self._request.max_tokens)",
-            "self._request.max_tokens",
+            "likely_tokens=beliefs.lengths.likely(request.max_tokens)",
+            "likely_tokens=request.max_tokens",
             "test_driver_policies:test_a_long_budget_of_which_little_is_ever_used_is",
         ),
         (
-            "relay decode is capped when it is busy",
-            "        return choose_relay_cap(\n",
-            "        return None and choose_relay_cap(\n",
-            "test_driver_policies:test_a_busy_relay_decode_is_given_back_early_and_at_once",
-        ),
-        (
             "relay decode's load is heeded",
-            "relay_load=self._other_load()",
-            "relay_load=0.0",
+            "roles=beliefs.roles()",
+            "roles={role: replace(view, num_seats=0) for role, view in beliefs.roles().items()}",
             "test_driver_policies:test_a_full_relay_decode_takes_nobody_else",
         ),
         (
             "who hits at main decode takes no room at relay decode",
-            "prepare_relay=should_prepare(self._request.steering, view)",
-            "prepare_relay=view.relay_available",
+            "            missing -= prefixes.prefix_at(main.worker.site.node, hashes)\n",
+            "            pass\n",
             "test_driver_policies:test_who_hits_at_main_decode_takes_no_room_at_relay_decode",
         ),
     ),
@@ -760,51 +601,6 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "policy.route",
-        (
-            "what prefill ends needs no relay",
-            "prepare_relay=prepare_relay and may_relay and request.max_tokens > 1",
-            "prepare_relay=prepare_relay and may_relay",
-            "test_driver_room:test_what_nobody_will_ever_wait_for_goes_in_the_background_from_the_start",
-        ),
-        (
-            "a pinned route needs its worker",
-            "(steering.route is Route.RELAY and view.relay_available)",
-            "steering.route is Route.RELAY",
-            "policy.test_steering:test_a_pinned_relay_without_relay_decode_goes_direct",
-        ),
-        (
-            "a pinned relay gives way to those that are there",
-            "view.main_available and view.relay_load >= 1.0",
-            "False",
-            "policy.test_steering:test_a_pinned_relay_gives_way_where_relay_decode_is_full_unless_nobody_else_decodes",
-        ),
-        (
-            "a pinned relay goes on alone without main decode",
-            "view.main_available and view.relay_load >= 1.0",
-            "view.relay_load >= 1.0",
-            "policy.test_steering:test_a_pinned_relay_gives_way_where_relay_decode_is_full_unless_nobody_else_decodes",
-        ),
-        (
-            "a pinned one-shot is one",
-            "    if steering.handoff is HandoffMode.ONE_SHOT:\n        return HandoffMode.ONE_SHOT\n",
-            "",
-            "policy.test_steering:test_the_hand_off_follows_the_threshold_unless_it_is_pinned",
-        ),
-        (
-            "a pinned relay emits at least one token",
-            "return 1 if steering.route is Route.RELAY else 0",
-            "return 0",
-            "policy.test_steering:test_a_pinned_relay_emits_at_least_one_token",
-        ),
-        (
-            "a pinned catch-up has no cap",
-            " and steering.handoff is not HandoffMode.CATCH_UP\n    return RelayPlan",
-            "\n    return RelayPlan",
-            "policy.test_steering:test_a_catch_up_after_so_many_tokens_is_only_a_floor",
-        ),
-    ),
-    *_of(
         "service",
         (
             "what can't be served is refused at once",
@@ -837,12 +633,6 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "test_waiting_room:test_those_in_line_are_told_when_nobody_came_back_in_time",
         ),
         (
-            "cluster A serves alone only while it has room",
-            "self.pool.workers.role_view(Role.RELAY_DECODE).load >= ALONE_LOAD",
-            "not self.pool.workers.has(Role.RELAY_DECODE)",
-            "test_driver:test_cluster_a_alone_takes_no_more_than_relay_decode_has_room_for",
-        ),
-        (
             "a router that stops ends what is open",
             "        for answer, place in self._open.items():\n            self._abandon(answer, place)\n",
             "",
@@ -853,33 +643,6 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "        except asyncio.CancelledError as error:\n            cancellation = error\n",
             "        except asyncio.CancelledError:\n            raise\n",
             "test_driver:test_a_handler_cancelled_twice_still_leaves_nothing_behind",
-        ),
-    ),
-    *_of(
-        "belief.prefixes",
-        (
-            "a restarted node has nothing",
-            "        if blocks is None or blocks.instance != stats.instance:\n",
-            "        if blocks is None:\n",
-            "belief.test_prefixes:test_a_restarted_node_has_nothing",
-        ),
-        (
-            "a node that does not answer is not counted on",
-            "        if stats is None:\n            return None\n",
-            "        if stats is None:\n            return self._nodes.get(node)\n",
-            "belief.test_prefixes:test_it_knows_nothing_of_a_node_that_does_not_answer_and_remembers_when_it_does_again",
-        ),
-        (
-            "a node holds no more than it can",
-            "        while len(self._used) > self._capacity:\n            self._drop_oldest()\n",
-            "",
-            "belief.test_prefixes:test_the_least_recently_used_goes_first_and_an_end_before_its_beginning",
-        ),
-        (
-            "its memory is bounded",
-            "            self._tidy()\n",
-            "            pass\n",
-            "belief.test_prefixes:test_its_memory_is_bounded_by_the_node_not_by_how_often_something_lands",
         ),
     ),
 )

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import assert_never
 
 from pdd.core.topology import HealthTable
 from pdd.core.units import Seconds
@@ -171,7 +172,8 @@ class Breaker:
 
     def failed(self, now: Seconds) -> None:
         """A generation broke off through the worker's own fault."""
-        match self.state(now):
+        state = self.state(now)
+        match state:
             case BreakerState.OPEN:
                 return
             case BreakerState.HALF_OPEN:
@@ -182,6 +184,8 @@ class Breaker:
                 self._num_in_a_row += 1
                 if self._num_in_a_row == self._rule.breaker_failures or self._is_too_much(now):
                     self._open(now)
+            case _:
+                assert_never(state)
 
     def _open(self, now: Seconds) -> None:
         self._open_until = Seconds(now + self._open_s)

@@ -1,11 +1,11 @@
-"""Hysteresis and the circuit breaker, on times that are just numbers."""
+"""Lifetimes, hysteresis and the circuit breaker, on times that are just numbers."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdd.belief.health import MAX_OPEN_FACTOR, Breaker, BreakerState, Pulse
+from pdd.belief.health import LATE_AFTER, MAX_OPEN_FACTOR, Attention, Breaker, BreakerState, Lifetime, Pulse
 from pdd.core.topology import HealthTable
 from pdd.core.units import Seconds
 
@@ -23,6 +23,58 @@ def opened(at: float = 0.0) -> Breaker:
     for _ in range(3):
         breaker.failed(Seconds(at))
     return breaker
+
+
+# Lifetimes ------------------------------------------------------------------------------------------------------------
+
+
+def test_whoever_listens_is_told_of_the_end_once_and_who_comes_too_late_at_once() -> None:
+    lifetime, told = Lifetime("one"), list[str]()
+    lifetime.on_end(lambda: told.append("first"))
+    lifetime.on_end(lambda: told.append("second"))
+    assert (lifetime.ended, told) == (False, [])
+    for _ in range(2):
+        assert lifetime.end() == []
+        assert (lifetime.ended, told) == (True, ["first", "second"])
+    lifetime.on_end(lambda: told.append("late"))()
+    assert told == ["first", "second", "late"]
+
+
+def test_who_listens_no_more_is_not_told() -> None:
+    lifetime, told = Lifetime("one"), list[str]()
+    forget = lifetime.on_end(lambda: told.append("gone"))
+    lifetime.on_end(lambda: told.append("there"))
+    for _ in range(2):
+        forget()
+    lifetime.end()
+    assert told == ["there"]
+
+
+def test_every_listener_is_told_and_what_one_of_them_raises_is_returned() -> None:
+    lifetime, told, error = Lifetime("one"), list[str](), RuntimeError("can't be told")
+
+    def fail() -> None:
+        raise error
+
+    for listener in (fail, lambda: told.append("after"), fail):
+        lifetime.on_end(listener)
+    assert lifetime.end() == [error, error]
+    assert told == ["after"]
+
+
+def test_who_begins_to_listen_while_the_end_is_told_is_told_too() -> None:
+    lifetime, told = Lifetime("one"), list[str]()
+    lifetime.on_end(lambda: lifetime.on_end(lambda: told.append("late")) and None)
+    lifetime.end()
+    assert told == ["late"]
+
+
+def test_a_lifetime_says_which_it_is_how_it_is_and_who_listens() -> None:
+    lifetime = Lifetime("one")
+    lifetime.on_end(lambda: None)
+    assert repr(lifetime) == "<Lifetime one lasts, 1 listen>"
+    lifetime.end()
+    assert repr(lifetime) == "<Lifetime one ended, 0 listen>"
 
 
 # Checks ---------------------------------------------------------------------------------------------------------------
@@ -67,6 +119,26 @@ def test_a_refusal_needs_no_second_one() -> None:
     pulse.answered()
     pulse.refused()
     assert not pulse.up
+
+
+def test_lateness_counts_from_the_first_check_since_the_last_answer_or_sign_of_life() -> None:
+    attention = Attention(Pulse(RULE))
+    assert not attention.is_late(Seconds(99.0))
+    for hear in (attention.answered, attention.heard):
+        attention.asked(Seconds(10.0))
+        attention.asked(Seconds(10.5))
+        assert not attention.is_late(Seconds(10.0 + LATE_AFTER - 0.1))
+        assert attention.is_late(Seconds(10.0 + LATE_AFTER))
+        hear()
+        assert not attention.is_late(Seconds(99.0))
+
+
+def test_a_sign_of_life_is_no_answer() -> None:
+    attention = Attention(Pulse(RULE))
+    attention.heard()
+    assert not attention.pulse.up
+    attention.answered()
+    assert attention.pulse.up
 
 
 # The breaker ----------------------------------------------------------------------------------------------------------

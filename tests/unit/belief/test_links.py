@@ -271,6 +271,45 @@ def test_orders_count_while_something_of_them_has_yet_to_arrive_unless_they_are_
     run(main())
 
 
+def test_an_order_that_was_never_heard_of_may_end_too() -> None:
+    async def main() -> None:
+        lines = Lines()
+        lines.end("unknown")
+        lines.record(None, order="one")
+        lines.end("unknown", RLD)
+        lines.end("unknown")
+        assert lines.num_orders == 1
+
+    run(main())
+
+
+def test_each_link_between_two_clusters_is_read_whether_it_was_declared_or_seen() -> None:
+    async def main() -> None:
+        lines = Lines(declared={("C", "D"): DECLARED})
+        lines.record(None, backlog=500)
+        lines.record(None, backlog=300, source=RLD, order="two")
+        lines.book.record(SITES[P], SITES[RLD], progress_within_a_cluster(), now=now(), all_there=False)
+        seen, declared = lines.book.readings(now())
+        assert (seen.source, seen.target, seen.rate) == ("A", "B", None)
+        assert seen.backlog == {SendClass.NORMAL: 800, SendClass.BACKGROUND: 0}
+        assert (declared.source, declared.target, declared.rate) == ("C", "D", DECLARED)
+        assert declared.backlog == {SendClass.NORMAL: 0, SendClass.BACKGROUND: 0}
+
+    run(main())
+
+
+def progress_within_a_cluster() -> ReplicationProgress:
+    return ReplicationProgress(
+        order=OrderId("local"),
+        num_missing=1,
+        num_acknowledged=0,
+        sent_bytes=Bytes(0),
+        rate=None,
+        backlog=Bytes(BLOCK),
+        done=False,
+    )
+
+
 def test_a_young_transfer_shows_how_fast_a_line_is_at_least() -> None:
     async def main() -> None:
         lines = Lines()

@@ -8,8 +8,10 @@ from collections import Counter
 import pytest
 
 from pdd.core.ids import TenantId
+from pdd.core.request import Role
 from pdd.core.units import Seconds
 from pdd.policy.admission import (
+    ALONE_LOAD,
     MAX_RETRY_AFTER,
     MIN_RETRY_AFTER,
     DrainRate,
@@ -17,7 +19,9 @@ from pdd.policy.admission import (
     FairLine,
     RetryAdvice,
     ShedReason,
+    who_is_missing,
 )
+from tests.support.views import role
 
 A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
 
@@ -48,6 +52,33 @@ def serve(fair: FairLine, running: Entry, times: int) -> list[TenantId]:
         if entry is not None:
             called.append(entry.tenant)
     return called
+
+
+def missing(*, prefill: bool = True, main: bool = True, relay: bool = True, load: float = 0.0) -> str | None:
+    return who_is_missing(
+        {Role.PREFILL: role(up=prefill), Role.MAIN_DECODE: role(up=main), Role.RELAY_DECODE: role(up=relay, load=load)}
+    )
+
+
+def test_without_prefill_nothing_begins():
+    assert missing(prefill=False) == "no prefill worker is up"
+
+
+def test_with_main_decode_nobody_else_is_missed_however_full_relay_decode_is():
+    assert (missing(load=2.0), missing(relay=False)) == (None, None)
+
+
+@pytest.mark.parametrize(("load", "is_missing"), [(0.0, False), (ALONE_LOAD - 0.01, False), (ALONE_LOAD, True)])
+def test_without_main_decode_relay_decode_takes_whole_answers_while_it_has_room(load: float, is_missing: bool):
+    why = missing(main=False, load=load)
+    assert (why is not None) is is_missing
+    assert why is None or "no room for whole answers" in why
+
+
+def test_without_anybody_that_decodes_main_decode_is_missing():
+    why = missing(main=False, relay=False)
+    assert why is not None
+    assert why.startswith("no main decode worker is up")
 
 
 def test_whoever_finds_a_free_place_has_it_at_once():
@@ -129,6 +160,13 @@ def test_leaving_twice_gives_no_second_place_away():
     assert fair.leave(running) is not None
     assert fair.leave(running) is None
     assert (fair.num_running, fair.num_waiting) == (1, 1)
+
+
+def test_whoever_is_gone_with_its_tenant_may_leave_once_more():
+    fair = line()
+    (entry,) = enter(fair, A)
+    assert [fair.leave(entry) for _ in range(2)] == [None, None]
+    assert (fair.num_running, fair.num_waiting) == (0, 0)
 
 
 def test_a_full_line_takes_nobody():

@@ -93,6 +93,18 @@ def test_the_older_prefill_is_finished_before_the_younger_gets_the_rest():
     assert planned(batch.plan_step()) == [("a", 30), ("b", 70)]
 
 
+def test_a_prefill_for_which_an_older_one_leaves_nothing_waits():
+    batch = scheduler()
+    older = Job("older", 300)
+    batch.add(older)
+    compute(batch.plan_step())
+    older.paused = True
+    batch.add(Job("younger", 300))
+    compute(batch.plan_step())
+    older.paused = False
+    assert planned(batch.plan_step()) == [("older", 100)]
+
+
 def test_what_the_cache_holds_is_not_planned():
     batch = scheduler()
     batch.add(Job("a", 120, cached=96))

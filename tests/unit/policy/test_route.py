@@ -1,8 +1,8 @@
 import pytest
 
-from pdd.core.request import Route
-from pdd.core.topology import RouteRule
-from pdd.policy.route import choose_route, priced_threshold, should_prepare_relay
+from pdd.core.request import Route, Steering
+from pdd.core.topology import FilterRule, RouteRule
+from pdd.policy.route import choose_route, predicted_wait, prepare, priced_threshold, should_prepare_relay
 from tests.support.views import request_view
 
 
@@ -128,3 +128,63 @@ def test_by_the_rule_direct_nobody_relays():
 )
 def test_relay_decode_gets_the_prompt_ahead_if_a_relay_is_likely(changes, prepared):
     assert should_prepare_relay(request_view(**changes)) is prepared
+
+
+def test_a_source_that_says_nothing_is_slower_than_it_was_by_each_second():
+    for idle, seconds in ((0.0, 4.0), (0.9, 4.0), (1.0, 10.0), (5.0, 50.0)):
+        view = request_view(missing=10, backlog=10, rate=2.5, prompt_bytes=10, idle=idle)
+        assert predicted_wait(view) == pytest.approx(seconds)
+
+
+def test_a_source_of_unknown_rate_that_says_nothing_stays_unknown():
+    assert predicted_wait(request_view(rate=None, idle=5.0)) is None
+
+
+# From beginning to end ------------------------------------------------------------------------------------------------
+
+
+def test_what_prefill_ends_prepares_no_relay():
+    assert prepare(request_view(max_tokens=2)).prepare_relay
+    assert not prepare(request_view(max_tokens=1)).prepare_relay
+
+
+def test_who_hits_at_main_decode_prepares_no_relay():
+    assert not prepare(request_view(missing=0)).prepare_relay
+
+
+def test_main_decode_is_prepared_unless_the_rule_keeps_the_relay():
+    for rule in RouteRule:
+        made = prepare(request_view(rule=rule))
+        assert (made.prepare_main, made.keeps_relay) == (rule is not RouteRule.RELAY_ONLY, rule is RouteRule.RELAY_ONLY)
+
+
+def test_the_rule_keeps_neither_those_that_would_not_relay_nor_those_that_pinned_it():
+    assert not prepare(request_view(rule=RouteRule.RELAY_ONLY, missing=0)).keeps_relay
+    assert not prepare(request_view(rule=RouteRule.RELAY_ONLY, steering=Steering(route=Route.RELAY))).keeps_relay
+
+
+@pytest.mark.parametrize(("available", "route"), [(True, Route.RELAY_ONLY), (False, Route.DIRECT)])
+def test_a_relay_that_the_rule_keeps_stays_where_it_is_while_somebody_is_there(available, route):
+    choice = _choose(keeps_relay=True, relay_available=available, missing=0)
+    assert (choice.route, choice.reason, choice.relay_cap) == (route, "the rule keeps relays here", None)
+    assert not choice.filtered
+
+
+SINGULAR = {"filter_rule": FilterRule.BACKGROUND, "may_filter": True, "itl": 0.001, "likely_tokens": 10}
+
+
+def test_a_relay_that_is_done_before_main_could_begin_is_filtered_and_says_why():
+    choice = _choose(**SINGULAR)
+    assert (choice.route, choice.filtered, choice.predicted_wait) == (Route.RELAY_ONLY, True, 4.0)
+    assert choice.reason.endswith("; relay decode will be done by then")
+
+
+def test_who_would_not_relay_is_not_filtered():
+    choice = _choose(**SINGULAR, threshold=4.0)
+    assert (choice.route, choice.filtered) == (Route.DIRECT, False)
+
+
+def test_a_relay_is_capped_while_relay_decode_is_busy():
+    assert _choose(relay_load=0.3, one_shot_load=0.4, itl=0.02).relay_cap is None
+    assert _choose(relay_load=0.45, one_shot_load=0.4, itl=0.02).relay_cap == 400
+    assert _choose(relay_load=0.45, one_shot_load=0.4, itl=0.02, missing=0).relay_cap is None

@@ -519,6 +519,22 @@ def test_a_restarted_worker_is_another_one() -> None:
     deployment.play(scene)
 
 
+def test_what_broke_off_at_a_process_that_is_gone_is_no_reason_to_ask() -> None:
+    deployment = Deployment("a")
+    engine = deployment.engines["a"]
+
+    async def scene() -> None:
+        seat = deployment.sit()
+        engine.life = 2
+        await asyncio.sleep(1.5)
+        before = engine.checks
+        deployment.pool.suspect(seat)
+        await asyncio.sleep(0.1)
+        assert engine.checks == before
+
+    deployment.play(scene)
+
+
 def test_nodes_are_known_by_their_last_answer() -> None:
     deployment = Deployment("a")
 
