@@ -84,7 +84,7 @@ MUTANTS: tuple[ChaosMutant, ...] = (
         "            await self._paths.let_go(keep_main=self._complete, patience=patience)\n",
         "",
     ),
-    ChaosMutant("a seat given back is free", "router.driver.workers.worker", "            del self.seats[seat]\n", ""),
+    ChaosMutant("a seat given back is free", "belief.workers", "            del state.seats[seat]\n", ""),
     ChaosMutant(
         "a finished answer says why",
         "router.driver.request.run",
@@ -169,7 +169,7 @@ MUTANTS: tuple[ChaosMutant, ...] = (
     # Conversations
     ChaosMutant(
         "pins end with their conversation",
-        "router.driver.workers.conversations",
+        "belief.conversations",
         "            self._unpin(self._by_tip.pop(oldest.tip))\n",
         "            self._by_tip.pop(oldest.tip)\n",
     ),
