@@ -13,7 +13,7 @@ from rich.console import Console
 from benchmarks.report import Result, save, show
 from pdd.core.errors import ConfigError
 
-NAMES = ("link", "replication", "engine", "relay", "full", "front_door")
+NAMES = ("link", "replication", "engine", "relay", "full", "front_door", "router")
 ON_VLLM = ("vllm_relay",)
 """They need another environment: `make bench-vllm`."""
 
@@ -25,16 +25,20 @@ def main() -> None:
         "names", nargs="*", choices=[[], *NAMES, *ON_VLLM], metavar="NAME", help=", ".join((*NAMES, *ON_VLLM))
     )
     parser.add_argument("--repetitions", type=int, default=3, help="of everything measured (default: %(default)s)")
+    parser.add_argument("--against", metavar="REF", help="router only: a commit to measure beside this tree")
     arguments = parser.parse_args()
+    if arguments.against is not None and "router" not in (arguments.names or NAMES):
+        parser.error(f"--against {arguments.against}: only router measures another commit")
     console, progress = Console(width=120), Console(stderr=True)
     for name in arguments.names or NAMES:
         progress.print(f"{name} ...")
         began = monotonic()
         # Imported one by one: torch must find its environment set before it comes in.
         module = importlib.import_module(f"benchmarks.{name}")
-        run = cast(Callable[[int], Result], module.run)
+        run = cast(Callable[..., Result], module.run)
+        options = {"against": arguments.against} if name == "router" else {}
         try:
-            result = run(arguments.repetitions)
+            result = run(arguments.repetitions, **options)
         except ConfigError as error:
             parser.exit(2, f"{name}: {error}\n")
         show(result, console)
