@@ -1,6 +1,7 @@
-"""What the router's control plane costs, beside what it costs at another commit: streams, decisions, simulated requests.
+"""What the router's control plane costs, beside what it costs at another commit.
 
-Each measurement is a process of its own (``benchmarks.router_measurement``), and both trees' take turns.
+Streams through the front door, route decisions, and simulated requests. Each measurement is a process of its
+own (``benchmarks.router_measurement``), and both trees take turns.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One measurement of a router: ``python -m benchmarks.router_measurement NAME [--smallest]``, one JSON object to stdout.
+"""One measurement of a router: ``python -m benchmarks.router_measurement NAME``, one JSON object to stdout.
 
-A process of its own, since ``benchmarks.router`` runs it on the source of two commits in turn, by PYTHONPATH. So it uses
-only what commits from eead09e on have at the same place. All costs are processor time: who shares the cores does not matter.
+A process of its own, since ``benchmarks.router`` runs it on the source of two commits in turn, by PYTHONPATH. So it
+uses only what commits from eead09e on have at the same place. All costs are processor time, whoever shares the cores.
 """
 
 from __future__ import annotations

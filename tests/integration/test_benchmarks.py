@@ -1,4 +1,4 @@
-"""The benchmarks start roles as ``pdd up`` does, and measure the commit that is meant; how much, is seen by hand, not here."""
+"""The benchmarks start roles as ``pdd up`` does, and measure the commit that is meant. Figures are for runs by hand."""
 
 import asyncio
 from pathlib import Path
