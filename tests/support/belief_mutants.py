@@ -5,10 +5,10 @@ from __future__ import annotations
 from tests.support.mutants import UnitMutant
 
 
-def _of(belief: str, *mutants: tuple[str, str, str, str]) -> list[UnitMutant]:
-    """From (guard, old, new, test)."""
+def _of(belief: str, *mutants: tuple[str, str, str, str], tests: str | None = None) -> list[UnitMutant]:
+    """From (guard, old, new, test). ``tests``: the module of the tests, if it is not called as that of the belief."""
     return [
-        UnitMutant(guard, f"belief.{belief}", old, new, killer=f"belief.test_{belief}:{test}")
+        UnitMutant(guard, f"belief.{belief}", old, new, killer=f"belief.test_{tests or belief}:{test}")
         for guard, old, new, test in mutants
     ]
 
@@ -194,12 +194,6 @@ MUTANTS: tuple[UnitMutant, ...] = (
     *_of(
         "workers",
         (
-            "a suspect gets nothing",
-            "return self.lifetime is not None and not self.suspect",
-            "return self.lifetime is not None",
-            "test_a_suspect_gets_nothing_and_holds_nobody_until_its_next_answer",
-        ),
-        (
             "an answer clears a suspect",
             "        state.suspect = False\n",
             "",
@@ -267,8 +261,8 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "who is down or suspect is no candidate",
-            " if state.worker.role is role and state.up]",
-            " if state.worker.role is role]",
+            "self._of_role[role] if state.up]",
+            "self._of_role[role]]",
             "test_a_suspect_gets_nothing_and_holds_nobody_until_its_next_answer",
         ),
         (
@@ -356,22 +350,10 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "test_what_was_heard_before_a_check_says_nothing_about_it",
         ),
         (
-            "whose tokens come is not late",
-            " and not (self.lifetime is not None and self.lifetime.heard)",
-            "",
-            "test_whose_tokens_come_is_not_late_and_no_check_is_held_against_it",
-        ),
-        (
             "who was heard owes no answer",
             "        self._states[name].attention.heard()\n",
             "        pass\n",
             "test_whose_tokens_come_is_not_late_and_no_check_is_held_against_it",
-        ),
-        (
-            "who is at a late node is late",
-            "return silent or self.node.attention.is_late(now)",
-            "return silent",
-            "test_the_workers_of_a_node_that_is_late_are_late",
         ),
         (
             "a node that is away is late",
@@ -411,19 +393,19 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "room that was promised is taken",
-            "max(stats.reserved_blocks + stats.leased_blocks, state.node.num_promised)",
+            "max(stats.reserved_blocks + stats.leased_blocks, node.num_promised)",
             "stats.reserved_blocks + stats.leased_blocks",
             "test_a_node_has_room_for_what_is_neither_taken_nor_promised",
         ),
         (
             "room that is reserved or leased is taken",
-            "max(stats.reserved_blocks + stats.leased_blocks, state.node.num_promised)",
+            "max(stats.reserved_blocks + stats.leased_blocks, node.num_promised)",
             "state.node.num_promised",
             "test_a_node_has_room_for_what_is_neither_taken_nor_promised",
         ),
         (
             "what is promised is reserved later",
-            "max(stats.reserved_blocks + stats.leased_blocks, state.node.num_promised)",
+            "max(stats.reserved_blocks + stats.leased_blocks, node.num_promised)",
             "stats.reserved_blocks + stats.leased_blocks + state.node.num_promised",
             "test_a_node_has_room_for_what_is_neither_taken_nor_promised",
         ),
@@ -477,6 +459,68 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
+        "worker_state",
+        (
+            "a suspect gets nothing",
+            "return self.lifetime is not None and not self.suspect",
+            "return self.lifetime is not None",
+            "test_a_suspect_gets_nothing_and_holds_nobody_until_its_next_answer",
+        ),
+        (
+            "whose tokens come is not late",
+            " and not (self.lifetime is not None and self.lifetime.heard)",
+            "",
+            "test_whose_tokens_come_is_not_late_and_no_check_is_held_against_it",
+        ),
+        (
+            "who is at a late node is late",
+            "return silent or self.node.attention.is_late(now)",
+            "return silent",
+            "test_the_workers_of_a_node_that_is_late_are_late",
+        ),
+        tests="workers",
+    ),
+    *_of(
+        "workers",
+        (
+            "blocks ahead count",
+            "num_missing=state.num_missing,",
+            "num_missing=0,",
+            "test_who_sits_at_a_worker_counts_with_what_they_lack_and_need",
+        ),
+        (
+            "seats count",
+            "num_seats=len(state.seats),\n            max",
+            "num_seats=0,\n            max",
+            "test_who_sits_at_a_worker_counts_with_what_they_lack_and_need",
+        ),
+        (
+            "who is slow is seen",
+            "slowness=self._paces[worker.role].slowness(worker.name, now)",
+            "slowness=1.0",
+            "test_a_slow_worker_is_seen_as_slow",
+        ),
+        (
+            "room is what the node has",
+            "free_blocks=self._free_blocks(state.node)",
+            "free_blocks=1_000_000_000",
+            "test_a_node_that_is_away_has_no_free_blocks_to_speak_of",
+        ),
+        (
+            "who is late is passed over",
+            "late=state.is_late(now)",
+            "late=False",
+            "test_one_that_is_late_with_an_answer_is_seen_as_late",
+        ),
+        (
+            "a tripped breaker is heeded",
+            "trusted=state.breaker.lets_through(now)",
+            "trusted=True",
+            "test_one_whose_breaker_lets_nothing_through_is_not_trusted",
+        ),
+        tests="beliefs",
+    ),
+    *_of(
         "beliefs",
         (
             "prefill's own node lacks nothing",
@@ -492,13 +536,13 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "by the line's rate just now",
-            "            link = self.links.view(question.source, worker.site, now)\n",
+            "            link = self.links.view(question.source, state.worker.site, now)\n",
             "            pass\n",
             "test_what_a_decoder_lacks_comes_over_the_link_from_prefills_node",
         ),
         (
             "to the candidate's own node",
-            "self.links.view(question.source, worker.site, now)",
+            "self.links.view(question.source, state.worker.site, now)",
             "self.links.view(question.source, question.source, now)",
             "test_what_a_decoder_lacks_comes_over_the_link_from_prefills_node",
         ),
@@ -515,52 +559,16 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "test_no_link_is_looked_at_where_nothing_is_sent_or_nobody_knows_from_where",
         ),
         (
-            "blocks ahead count",
-            "backlog_blocks=state.num_missing",
-            "backlog_blocks=0",
-            "test_who_sits_at_a_worker_counts_with_what_they_lack_and_need",
-        ),
-        (
-            "seats count",
-            "num_seats=len(state.seats)",
-            "num_seats=0",
-            "test_who_sits_at_a_worker_counts_with_what_they_lack_and_need",
-        ),
-        (
-            "who is slow is seen",
-            "slowness=self.workers.pace(question.role).slowness(worker.name, now)",
-            "slowness=1.0",
-            "test_a_slow_worker_is_seen_as_slow",
-        ),
-        (
-            "room is what the node has",
-            "free_blocks=self.workers.free_blocks(state)",
-            "free_blocks=1_000_000_000",
-            "test_a_node_that_is_away_has_no_free_blocks_to_speak_of",
-        ),
-        (
             "a conversation has its home",
             "home=None if question.conversation is None else question.conversation.workers.get(question.role)",
             "home=None",
             "test_a_conversation_has_its_home_where_it_was_served_in_this_role",
         ),
         (
-            "who is late is passed over",
-            "late=state.is_late(now)",
-            "late=False",
-            "test_one_that_is_late_with_an_answer_is_seen_as_late",
-        ),
-        (
             "who lost it is avoided",
-            "lost_here=worker.name in question.lost_at",
+            "lost_here=state.worker.name in question.lost_at",
             "lost_here=False",
             "test_one_that_lost_a_generation_of_this_request_is_seen_as_such",
-        ),
-        (
-            "a tripped breaker is heeded",
-            "trusted=state.breaker.lets_through(now)",
-            "trusted=True",
-            "test_one_whose_breaker_lets_nothing_through_is_not_trusted",
         ),
         (
             "where nobody is up nobody is chosen",

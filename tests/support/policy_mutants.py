@@ -575,19 +575,19 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "who is slow costs more",
-            "    block_s = (view.pace.unit_s or BLOCK_UNKNOWN) * candidate.slowness\n",
+            "    block_s = (view.pace.unit_s or BLOCK_UNKNOWN) * candidate.worker.slowness\n",
             "    block_s = view.pace.unit_s or BLOCK_UNKNOWN\n",
             "test_a_slow_prefill_costs_more_itself_and_in_its_queue",
         ),
         (
             "so does a slow decoder",
-            "    unit = (pace.alone_s or TOKEN_UNKNOWN) * candidate.slowness\n",
+            "    unit = (pace.alone_s or TOKEN_UNKNOWN) * worker.slowness\n",
             "    unit = pace.alone_s or TOKEN_UNKNOWN\n",
             "test_a_slow_decoder_costs_more_alone_and_in_a_crowd",
         ),
         (
             "blocks ahead count",
-            "block_s * (candidate.backlog_blocks + candidate.num_seats)",
+            "block_s * (candidate.worker.num_missing + candidate.worker.num_seats)",
             "block_s * candidate.num_seats",
             "test_prefill_costs_its_missing_blocks_after_all_blocks_and_requests_before_it",
         ),
@@ -605,7 +605,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "what a crowd costs was measured",
-            " if measured is None else measured * candidate.slowness",
+            " if measured is None else measured * worker.slowness",
             "",
             "test_a_decode_costs_its_tokens_alone_and_what_those_beside_it_cost_it_and_it_them",
         ),
@@ -641,7 +641,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "who is late is passed over",
-            "late=candidate.late",
+            "late=worker.late",
             "late=False",
             "test_a_candidate_in_doubt_is_chosen_only_if_there_is_no_other",
         ),
@@ -653,7 +653,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "a tripped breaker is heeded",
-            "trusted=candidate.trusted",
+            "trusted=worker.trusted",
             "trusted=True",
             "test_a_candidate_in_doubt_is_chosen_only_if_there_is_no_other",
         ),

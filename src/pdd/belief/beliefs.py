@@ -10,7 +10,8 @@ from pdd.belief.conversations import Conversation, Conversations
 from pdd.belief.links import Links
 from pdd.belief.prefixes import Prefixes
 from pdd.belief.traffic import FilterShare, OutputLengths
-from pdd.belief.workers import Workers, WorkerState, WorkerT
+from pdd.belief.worker_state import WorkerState, WorkerT
+from pdd.belief.workers import Workers
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Role
@@ -84,19 +85,12 @@ class Beliefs(Generic[WorkerT]):
     def _candidate(
         self, state: WorkerState[WorkerT], num_missing: int, question: PlacementQuestion, now: Seconds
     ) -> CandidateView:
-        worker, link = state.worker, None
+        link = None
         if question.source is not None and num_missing and question.role is not Role.PREFILL:
-            link = self.links.view(question.source, worker.site, now)
+            link = self.links.view(question.source, state.worker.site, now)
         return CandidateView(
-            name=worker.name,
+            worker=self.workers.view(state, now),
             num_missing=num_missing,
             link=link,
-            num_seats=len(state.seats),
-            max_batch=worker.max_batch,
-            backlog_blocks=state.num_missing,
-            free_blocks=self.workers.free_blocks(state),
-            slowness=self.workers.pace(question.role).slowness(worker.name, now),
-            late=state.is_late(now),
-            lost_here=worker.name in question.lost_at,
-            trusted=state.breaker.lets_through(now),
+            lost_here=state.worker.name in question.lost_at,
         )

@@ -73,17 +73,23 @@ class RolePace:
 
     _all: _Sums = field(default_factory=_Sums)
     _workers: dict[WorkerId, _Comparison] = field(default_factory=dict[WorkerId, _Comparison])
+    _view: PaceView | None = None
 
     def record(self, worker: WorkerId, *, work: float, seconds: Seconds, now: Seconds, beside: float = 0.0) -> None:
         """``worker`` did so much ``work`` (above 0) in ``seconds``, while ``beside`` others ran there on average."""
         self._all.add(work, beside, seconds, now)
+        self._view = None
         expected = Seconds(work * (self.unit_s or 0.0) + work * (self.crowd_s or 0.0) * (beside - self._mean_crowd))
         self._workers.setdefault(worker, _Comparison()).add(seconds, expected, now)
 
     @property
     def view(self) -> PaceView:
-        """What policies see of it."""
-        return PaceView(unit_s=self.unit_s, alone_s=self.alone_s, crowd_s=self.crowd_s, typical_work=self.typical_work)
+        """What policies see of it. Made once for each record: it is looked at far more often."""
+        if self._view is None:
+            self._view = PaceView(
+                unit_s=self.unit_s, alone_s=self.alone_s, crowd_s=self.crowd_s, typical_work=self.typical_work
+            )
+        return self._view
 
     @property
     def unit_s(self) -> Seconds | None:

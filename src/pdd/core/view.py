@@ -73,27 +73,36 @@ class RoleView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CandidateView:
-    """A worker that a request may be sent to.
+class WorkerView:
+    """A worker that is up.
 
-    ``num_missing`` blocks of its prompt are missing at the worker's node, and would come over ``link`` (None: it is not
-    known from where). ``backlog_blocks`` are missing for those that sit there already. ``free_blocks`` is what its node
-    has room for (None: its node is away). ``slowness`` is its time over its peers' time. ``late``: its engine or its
-    node has not answered its check yet. ``lost_here``: this very request lost a generation there. ``trusted``: its
-    circuit breaker lets the request through.
+    ``num_missing`` blocks are missing at its node for those that sit there. ``free_blocks`` is what its node has room for
+    (None: its node is away). ``slowness`` is its time over its peers' time. ``late``: its engine or its node has not
+    answered its check yet. ``trusted``: its circuit breaker lets one more request through.
     """
 
     name: WorkerId
-    num_missing: int
-    link: LinkView | None
     num_seats: int
     max_batch: int
-    backlog_blocks: int
+    num_missing: int
     free_blocks: int | None
     slowness: float
     late: bool
-    lost_here: bool
     trusted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateView:
+    """A worker that a request may be sent to.
+
+    ``num_missing`` blocks of its prompt are missing at the worker's node, and would come over ``link`` (None: none
+    would, or it is not known from where). ``lost_here``: this very request lost a generation there.
+    """
+
+    worker: WorkerView
+    num_missing: int
+    link: LinkView | None
+    lost_here: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

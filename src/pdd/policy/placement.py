@@ -88,36 +88,36 @@ def make_bid(candidate: CandidateView, view: PlacementView) -> Bid:
     """What the request would cost at this candidate. A decoder's node must have room; prefill keeps what fits."""
     costs = _prefill_costs if view.role is Role.PREFILL else _decode_costs
     own, queue = costs(candidate, view)
-    free = candidate.free_blocks
+    worker, free = candidate.worker, candidate.worker.free_blocks
     return Bid(
-        name=candidate.name,
+        name=worker.name,
         own=own,
         queue=queue,
-        load=candidate.num_seats / candidate.max_batch,
+        load=worker.num_seats / worker.max_batch,
         has_room=free is not None and (view.role is Role.PREFILL or view.num_blocks <= free),
-        late=candidate.late,
+        late=worker.late,
         lost_here=candidate.lost_here,
-        trusted=candidate.trusted,
+        trusted=worker.trusted,
     )
 
 
 def _prefill_costs(candidate: CandidateView, view: PlacementView) -> tuple[Seconds, Seconds]:
     """Prefill is bound by compute: who comes later waits until all blocks before are computed."""
-    block_s = (view.pace.unit_s or BLOCK_UNKNOWN) * candidate.slowness
+    block_s = (view.pace.unit_s or BLOCK_UNKNOWN) * candidate.worker.slowness
     own = Seconds(block_s * (candidate.num_missing + 1))
-    return own, Seconds(block_s * (candidate.backlog_blocks + candidate.num_seats))
+    return own, Seconds(block_s * (candidate.worker.num_missing + candidate.worker.num_seats))
 
 
 def _decode_costs(candidate: CandidateView, view: PlacementView) -> tuple[Seconds, Seconds]:
     """A slow decoder costs its slowness already when it is alone."""
-    pace = view.pace
-    unit = (pace.alone_s or TOKEN_UNKNOWN) * candidate.slowness
+    pace, worker = view.pace, candidate.worker
+    unit = (pace.alone_s or TOKEN_UNKNOWN) * worker.slowness
     measured = pace.crowd_s
-    crowd = unit * FULL_BATCH_SLOWDOWN / candidate.max_batch if measured is None else measured * candidate.slowness
+    crowd = unit * FULL_BATCH_SLOWDOWN / worker.max_batch if measured is None else measured * worker.slowness
     num_tokens = pace.typical_work or NUM_TOKENS_UNKNOWN
     alone = Seconds(num_tokens * unit)
     queue = predict_decode_queue(
-        running=candidate.num_seats, max_batch=candidate.max_batch, alone=alone, crowd=Seconds(num_tokens * crowd)
+        running=worker.num_seats, max_batch=worker.max_batch, alone=alone, crowd=Seconds(num_tokens * crowd)
     )
     return Seconds(_sending_time(candidate, view) + alone), queue
 

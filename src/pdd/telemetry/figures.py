@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdd.belief.links import LinkReading
-from pdd.belief.workers import WorkerStatus
+from pdd.belief.worker_state import WorkerStatus
 from pdd.core.replication import NodeStats
 from pdd.core.request import Role, Route
 from pdd.core.units import Bytes, Seconds

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pdd.belief.workers import WorkerStatus
+from pdd.belief.worker_state import WorkerStatus
 from pdd.core.replication import NodeStats
 from pdd.core.request import Role
 from pdd.policy.admission import ShedReason

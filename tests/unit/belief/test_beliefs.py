@@ -72,12 +72,12 @@ def placement(beliefs: Beliefs[Known], role: Role = MD, **question: Any) -> Plac
 
 
 def candidate(beliefs: Beliefs[Known], name: str = "m0", role: Role = MD, **question: Any) -> CandidateView:
-    (found,) = [each for each in placement(beliefs, role, **question).candidates if each.name == name]
+    (found,) = [each for each in placement(beliefs, role, **question).candidates if each.worker.name == name]
     return found
 
 
 def missing(view: PlacementView) -> dict[str, int]:
-    return {each.name: each.num_missing for each in view.candidates}
+    return {each.worker.name: each.num_missing for each in view.candidates}
 
 
 def test_where_nobody_is_up_nothing_is_to_be_decided() -> None:
@@ -95,7 +95,7 @@ def test_only_those_of_the_role_that_are_up_are_candidates_and_the_question_is_p
     beliefs.workers.refused(WorkerId("m1"), "nobody is there")
     beliefs.workers.pace(MD).record(WorkerId("m0"), work=10, seconds=Seconds(1.0), now=NOW)
     view = placement(beliefs)
-    assert [each.name for each in view.candidates] == ["m0", "m2"]
+    assert [each.worker.name for each in view.candidates] == ["m0", "m2"]
     assert (view.role, view.num_blocks, view.block_bytes, view.settings) == (MD, 30, 1, SETTINGS)
     assert view.pace == beliefs.workers.pace(MD).view
 
@@ -130,16 +130,16 @@ def test_who_sits_at_a_worker_counts_with_what_they_lack_and_need() -> None:
     beliefs = beliefs_of(*ALL)
     for lacking in (7, 5):
         beliefs.workers.take(WorkerId("m0"), NOW, num_missing=lacking, num_blocks=20)
-    seen = candidate(beliefs)
-    assert (seen.num_seats, seen.max_batch, seen.backlog_blocks, seen.free_blocks) == (2, 4, 12, 60)
-    free = candidate(beliefs, "m1")
-    assert (free.num_seats, free.backlog_blocks, free.free_blocks) == (0, 0, 100)
+    seen = candidate(beliefs).worker
+    assert (seen.num_seats, seen.max_batch, seen.num_missing, seen.free_blocks) == (2, 4, 12, 60)
+    free = candidate(beliefs, "m1").worker
+    assert (free.num_seats, free.num_missing, free.free_blocks) == (0, 0, 100)
 
 
 def test_a_node_that_is_away_has_no_free_blocks_to_speak_of() -> None:
     beliefs = beliefs_of(*ALL)
     beliefs.workers.node_refused(NodeId("nm0"), None)
-    assert candidate(beliefs).free_blocks is None
+    assert candidate(beliefs).worker.free_blocks is None
 
 
 def test_a_slow_worker_is_seen_as_slow() -> None:
@@ -147,16 +147,16 @@ def test_a_slow_worker_is_seen_as_slow() -> None:
     for _ in range(50):
         for name, seconds in (("m0", 3.0), ("m1", 1.0)):
             beliefs.workers.pace(MD).record(WorkerId(name), work=10, seconds=Seconds(seconds), now=NOW)
-    assert candidate(beliefs, "m0").slowness > 1.2
-    assert candidate(beliefs, "m1").slowness < 0.8
-    assert candidate(beliefs, "m2").slowness == 1.0
+    assert candidate(beliefs, "m0").worker.slowness > 1.2
+    assert candidate(beliefs, "m1").worker.slowness < 0.8
+    assert candidate(beliefs, "m2").worker.slowness == 1.0
 
 
 def test_one_that_is_late_with_an_answer_is_seen_as_late() -> None:
     beliefs = beliefs_of(*ALL)
     beliefs.workers.asked(WorkerId("m0"), Seconds(-1.0))
-    assert candidate(beliefs, "m0").late
-    assert not candidate(beliefs, "m1").late
+    assert candidate(beliefs, "m0").worker.late
+    assert not candidate(beliefs, "m1").worker.late
 
 
 def test_one_that_lost_a_generation_of_this_request_is_seen_as_such() -> None:
@@ -171,8 +171,8 @@ def test_one_whose_breaker_lets_nothing_through_is_not_trusted() -> None:
     for _ in range(3):
         beliefs.workers.suspect(beliefs.workers.take(name, NOW), NOW)
         beliefs.workers.answered(name, "one", None)
-    assert not candidate(beliefs, "m0").trusted
-    assert candidate(beliefs, "m1").trusted
+    assert not candidate(beliefs, "m0").worker.trusted
+    assert candidate(beliefs, "m1").worker.trusted
 
 
 @pytest.mark.parametrize(("role", "home"), [(P, "p1"), (MD, "m1"), (RLD, None)])

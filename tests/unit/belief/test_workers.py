@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pdd.belief.health import LATE_AFTER, BreakerState
-from pdd.belief.workers import Change, Seat, WorkerDown, WorkerNotUp, Workers, WorkerState, WorkerSuspect, WorkerUp
+from pdd.belief.worker_state import Change, Seat, WorkerDown, WorkerNotUp, WorkerState, WorkerSuspect, WorkerUp
+from pdd.belief.workers import Workers
 from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Role
 from pdd.core.topology import HealthTable
@@ -52,11 +53,11 @@ def sit(workers: Workers[Known], name: WorkerId = A, *, missing: int = 0, blocks
 
 def test_a_worker_is_up_from_its_first_answer_on_which_is_told_once() -> None:
     workers = Workers([known("a")], RULE)
-    assert (workers.has(MD), workers.answers(A), why_down(workers)) == (False, False, ["not asked yet"])
+    assert (workers.role_view(MD).up, workers.answers(A), why_down(workers)) == (False, False, ["not asked yet"])
     assert workers.answered(A, "one", None) == WorkerUp(restarts=0, ended=None)
-    assert (workers.has(MD), workers.answers(A), why_down(workers)) == (True, True, [None])
+    assert (workers.role_view(MD).up, workers.answers(A), why_down(workers)) == (True, True, [None])
     assert workers.answered(A, "one", None) is None
-    assert not workers.has(P)
+    assert not workers.role_view(P).up
 
 
 def test_workers_are_known_by_name_and_stand_in_the_order_of_their_names() -> None:
@@ -142,7 +143,7 @@ def test_a_suspect_gets_nothing_and_holds_nobody_until_its_next_answer() -> None
     workers = answering(known("a"))
     seat = sit(workers)
     assert suspect(workers, seat) == [WorkerSuspect(breaker=BreakerState.CLOSED)]
-    assert (workers.has(MD), up(workers), workers.holds(seat), workers.answers(A)) == (False, [], False, True)
+    assert (workers.role_view(MD).up, up(workers), workers.holds(seat), workers.answers(A)) == (False, [], False, True)
     assert why_down(workers) == ["a generation broke off, and no check was answered since"]
     assert workers.answered(A, "one", None) is None
     assert (up(workers), workers.holds(seat)) == ([A], True)
@@ -323,15 +324,15 @@ def test_a_node_has_room_for_what_is_neither_taken_nor_promised() -> None:
     workers.answered(A, "one", None)
     workers.answered(B, "one", None)
     state = state_of(workers, B)
-    assert workers.free_blocks(state) is None
+    assert workers.view(state, NOW).free_blocks is None
     workers.node_answered(books(capacity=100, reserved=20, leased=10), None)
-    assert workers.free_blocks(state) == 70
+    assert workers.view(state, NOW).free_blocks == 70
     sit(workers, blocks=30)
-    assert workers.free_blocks(state) == 70, "the books may count it already"
+    assert workers.view(state, NOW).free_blocks == 70, "the books may count it already"
     seat = sit(workers, B, blocks=30)
-    assert workers.free_blocks(state) == 40, "they don't count all of these yet"
+    assert workers.view(state, NOW).free_blocks == 40, "they don't count all of these yet"
     workers.release(seat)
-    assert workers.free_blocks(state) == 70
+    assert workers.view(state, NOW).free_blocks == 70
 
 
 # Lateness -------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from pdd.core.ids import WorkerId
 from pdd.core.request import Role
 from pdd.core.topology import PlacementRule, PolicyTable
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
-from pdd.core.view import CandidateView, LinkView, PaceView, PlacementView
+from pdd.core.view import CandidateView, LinkView, PaceView, PlacementView, WorkerView
 from pdd.policy.placement import (
     BLOCK_UNKNOWN,
     FULL_BATCH_SLOWDOWN,
@@ -97,19 +98,16 @@ def test_decodes_slow_each_other_and_wait_only_when_the_batch_is_full() -> None:
 
 P, MD = Role.PREFILL, Role.MAIN_DECODE
 MEASURED = PaceView(unit_s=Seconds(0.1), alone_s=Seconds(0.02), crowd_s=Seconds(0.005), typical_work=50.0)
-IDLE = CandidateView(
-    name=A,
-    num_missing=0,
-    link=None,
-    num_seats=0,
-    max_batch=4,
-    backlog_blocks=0,
-    free_blocks=100,
-    slowness=1.0,
-    late=False,
-    lost_here=False,
-    trusted=True,
-)
+
+
+def candidate(
+    name: WorkerId = A, *, missing: int = 0, link: LinkView | None = None, lost_here: bool = False, **worker: Any
+) -> CandidateView:
+    """An idle worker, unless ``worker`` says otherwise."""
+    idle = WorkerView(
+        name=name, num_seats=0, max_batch=4, num_missing=0, free_blocks=100, slowness=1.0, late=False, trusted=True
+    )
+    return CandidateView(worker=replace(idle, **worker), num_missing=missing, link=link, lost_here=lost_here)
 
 
 def link(rate: float | None) -> LinkView:
@@ -142,44 +140,44 @@ def bid_of(candidate: CandidateView, **surroundings: object) -> Bid:
 
 
 def test_prefill_costs_its_missing_blocks_after_all_blocks_and_requests_before_it() -> None:
-    made = bid_of(replace(IDLE, num_missing=9, backlog_blocks=19, num_seats=2), role=P)
+    made = bid_of(candidate(missing=9, num_missing=19, num_seats=2), role=P)
     assert (made.own, made.queue) == (pytest.approx(1.0), pytest.approx(2.1))
 
 
 def test_a_slow_prefill_costs_more_itself_and_in_its_queue() -> None:
-    made = bid_of(replace(IDLE, num_missing=9, backlog_blocks=19, num_seats=2, slowness=3.0), role=P)
+    made = bid_of(candidate(missing=9, num_missing=19, num_seats=2, slowness=3.0), role=P)
     assert (made.own, made.queue) == (pytest.approx(3.0), pytest.approx(6.3))
 
 
 def test_a_decode_costs_its_tokens_alone_and_what_those_beside_it_cost_it_and_it_them() -> None:
-    made = bid_of(replace(IDLE, num_seats=2))
+    made = bid_of(candidate(num_seats=2))
     assert (made.own, made.queue) == (pytest.approx(50 * 0.02), pytest.approx(50 * 0.005 * 2 * 2))
 
 
 def test_a_slow_decoder_costs_more_alone_and_in_a_crowd() -> None:
-    made = bid_of(replace(IDLE, num_seats=2, slowness=3.0))
+    made = bid_of(candidate(num_seats=2, slowness=3.0))
     assert (made.own, made.queue) == (pytest.approx(3.0), pytest.approx(3.0))
 
 
 def test_what_a_decoder_lacks_costs_its_time_on_the_link() -> None:
-    lacking = replace(IDLE, num_missing=8)
+    lacking = candidate(missing=8)
     assert bid_of(replace(lacking, link=link(4000.0))).own == pytest.approx(2.0 + 1.0)
     assert bid_of(replace(lacking, link=link(1000.0))).own == pytest.approx(8.0 + 1.0)
     for unknown in (None, link(None), link(0.0)):
         assert bid_of(replace(lacking, link=unknown)).own == pytest.approx(8000 / RATE_UNKNOWN + 1.0)
-    assert bid_of(replace(IDLE, link=link(1000.0))).own == pytest.approx(1.0), "it lacks nothing"
+    assert bid_of(candidate(link=link(1000.0))).own == pytest.approx(1.0), "it lacks nothing"
 
 
 def test_before_anything_was_measured_guesses_stand_in() -> None:
-    computing = bid_of(replace(IDLE, num_missing=9), role=P, pace=PaceView())
+    computing = bid_of(candidate(missing=9), role=P, pace=PaceView())
     assert computing.own == pytest.approx(10 * BLOCK_UNKNOWN)
-    decoding = bid_of(replace(IDLE, num_seats=1), pace=PaceView())
+    decoding = bid_of(candidate(num_seats=1), pace=PaceView())
     assert decoding.own == pytest.approx(NUM_TOKENS_UNKNOWN * TOKEN_UNKNOWN)
     assert decoding.queue == pytest.approx(2 * NUM_TOKENS_UNKNOWN * TOKEN_UNKNOWN * FULL_BATCH_SLOWDOWN / 4)
 
 
 def test_load_is_counted_by_what_runs_at_once() -> None:
-    assert bid_of(replace(IDLE, num_seats=3, max_batch=12)).load == 0.25
+    assert bid_of(candidate(num_seats=3, max_batch=12)).load == 0.25
 
 
 @pytest.mark.parametrize(
@@ -189,20 +187,20 @@ def test_load_is_counted_by_what_runs_at_once() -> None:
 def test_a_decoders_node_must_have_room_and_prefills_must_only_be_there(
     role: Role, free: int | None, has_room: bool
 ) -> None:
-    assert bid_of(replace(IDLE, free_blocks=free), role=role, num_blocks=50).has_room is has_room
+    assert bid_of(candidate(free_blocks=free), role=role, num_blocks=50).has_room is has_room
 
 
 @pytest.mark.parametrize("doubt", ["trusted", "lost_here", "late"])
 @pytest.mark.parametrize("rule", PlacementRule)
 def test_a_candidate_in_doubt_is_chosen_only_if_there_is_no_other(doubt: str, rule: PlacementRule) -> None:
-    doubtful = replace(IDLE, **{doubt: doubt != "trusted"})
-    other = replace(IDLE, name=B, num_seats=3)
+    doubtful = candidate(**{doubt: doubt != "trusted"})
+    other = candidate(B, num_seats=3)
     heeded = rule is PlacementRule.PREFIX or doubt != "late"
     assert choose_worker(question(doubtful, other, rule=rule)) == (B if heeded else A)
     assert choose_worker(question(doubtful, rule=rule)) == A
 
 
 def test_a_conversation_goes_back_to_its_home() -> None:
-    candidates = (IDLE, replace(IDLE, name=B))
+    candidates = (candidate(), candidate(B))
     assert choose_worker(question(*candidates)) == A
     assert choose_worker(question(*candidates, home=B)) == B

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pdd.belief.health import BreakerState
-from pdd.belief.workers import Seat
+from pdd.belief.worker_state import Seat
 from pdd.core.errors import CapacityExhausted, ContextTooLong, InvalidRequest, PddError, Unavailable, WorkerFailed
 from pdd.core.ids import NodeId, RequestId, Salt, WorkerId
 from pdd.core.request import GREEDY, FinishReason, Generation, Role, TokenSpan
@@ -158,7 +158,7 @@ def test_spans_arrive_until_the_last_and_nothing_after_it() -> None:
             (5, 1),
         ]
         await asyncio.sleep(100.0)
-        assert stage.pool.workers.has(Role.MAIN_DECODE)
+        assert stage.pool.workers.role_view(Role.MAIN_DECODE).up
 
     stage.play(scene)
 
@@ -188,7 +188,7 @@ def test_a_process_that_was_replaced_is_lost_even_if_its_connection_stays() -> N
         stage.engine.life = 2
         assert await until_lost(stage) == [LOST]
         assert now() < 1.1
-        assert stage.pool.workers.has(Role.MAIN_DECODE), "the new one has done nothing wrong"
+        assert stage.pool.workers.role_view(Role.MAIN_DECODE).up, "the new one has done nothing wrong"
 
     stage.play(scene)
 
@@ -220,7 +220,7 @@ def test_an_engine_may_be_silent_for_so_long_and_longer_only_before_the_first_to
         decoders.decode(stage.sit(), generation(), has_prompt=has_prompt)
         await until_lost(stage)
         assert now() == pytest.approx(patience, abs=0.01)
-        assert not stage.pool.workers.has(Role.MAIN_DECODE), "it is asked before it gets anything else"
+        assert not stage.pool.workers.role_view(Role.MAIN_DECODE).up, "it is asked before it gets anything else"
 
     stage.play(scene)
 
@@ -313,7 +313,7 @@ def test_a_span_that_was_not_due_is_a_failure_of_the_worker_and_is_not_passed_on
     async def scene(decoders: Decoders) -> None:
         decoders.decode(stage.sit(), generation(), has_prompt=True)
         assert await until_lost(stage) == [LOST]
-        assert not stage.pool.workers.has(Role.MAIN_DECODE)
+        assert not stage.pool.workers.role_view(Role.MAIN_DECODE).up
 
     stage.play(scene)
 
@@ -359,7 +359,7 @@ def test_what_the_client_or_the_crowd_has_done_is_never_held_against_a_worker(re
             decoders.decode(stage.sit(), generation(), has_prompt=True)
             _ = await stage.inbox.get()
         assert stage.breaker is BreakerState.CLOSED
-        assert stage.pool.workers.has(Role.MAIN_DECODE)
+        assert stage.pool.workers.role_view(Role.MAIN_DECODE).up
 
     stage.play(scene)
 

@@ -968,7 +968,7 @@ def test_an_engine_that_is_full_is_not_taken_for_dead() -> None:
                 await asyncio.sleep(0.1)
                 with pytest.raises(Unavailable):
                     _ = await ask(world, make_request(1))
-                assert world.driver.pool.workers.has(P)
+                assert world.driver.pool.workers.role_view(P).up
             tries = [c for request, c in world.commands if request == "r1" and isinstance(c, relay.StartDecode)]
             assert len(tries) == 3, "a suspect would not have been tried again"
             await finish(world)
@@ -997,7 +997,7 @@ def test_who_failed_in_mid_stream_gets_nobody_else_before_it_has_answered_a_chec
                 await asyncio.sleep(0.5)
                 world.engines[MD][0].die()
                 await asyncio.sleep(0.001)
-                assert not world.driver.pool.workers.has(MD)
+                assert not world.driver.pool.workers.role_view(MD).up
             assert len(client.result().tokens) == 60
             await finish(world)
 

@@ -11,7 +11,7 @@ import pytest
 from pdd.belief.beliefs import PlacementQuestion
 from pdd.belief.conversations import Conversation
 from pdd.belief.links import Links
-from pdd.belief.workers import Seat
+from pdd.belief.worker_state import Seat
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId, OrderId, WatchId, WorkerId
 from pdd.core.replication import ReplicationProgress, Watch

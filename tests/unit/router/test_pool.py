@@ -9,7 +9,7 @@ import pytest
 
 from pdd.belief.beliefs import PlacementQuestion
 from pdd.belief.health import BreakerState
-from pdd.belief.workers import Seat
+from pdd.belief.worker_state import Seat
 from pdd.core.errors import Incompatible, NodeFailed, PddError, Unavailable
 from pdd.core.ids import NodeId, WorkerId
 from pdd.core.replication import NodeStats
@@ -145,7 +145,7 @@ def test_a_role_that_nobody_has_is_not_up() -> None:
     deployment = Deployment("a")
 
     async def scene() -> None:
-        assert not deployment.pool.workers.has(Role.RELAY_DECODE)
+        assert not deployment.pool.workers.role_view(Role.RELAY_DECODE).up
         assert deployment.take(Role.RELAY_DECODE) is None
 
     deployment.play(scene)
@@ -432,7 +432,7 @@ def test_the_last_worker_is_never_taken_away_by_its_breaker() -> None:
     async def scene() -> None:
         await break_off(deployment, 3)
         assert deployment.take() == "a", "it may fail; a refusal surely does"
-        assert deployment.pool.workers.has(Role.MAIN_DECODE)
+        assert deployment.pool.workers.role_view(Role.MAIN_DECODE).up
 
     deployment.play(scene)
 
@@ -457,7 +457,7 @@ def test_pools_that_were_empty_fill_again_by_themselves() -> None:
         for engine in deployment.engines.values():
             engine.up = False
         await asyncio.sleep(600.0)
-        assert not deployment.pool.workers.has(Role.MAIN_DECODE)
+        assert not deployment.pool.workers.role_view(Role.MAIN_DECODE).up
         deployment.engines["b"].up = True
         await asyncio.sleep(1.5)
         assert deployment.take() == "b"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from pdd.belief.workers import WorkerStatus
+from pdd.belief.worker_state import WorkerStatus
 from pdd.cli.roles.context import RoleContext
 from pdd.cli.topology.check import block_tokens_of
 from pdd.core.clock import Clock

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 
-from pdd.belief.workers import Seat
+from pdd.belief.worker_state import Seat
 from pdd.core.clock import Clock
 from pdd.core.errors import CapacityExhausted, InvalidRequest, PddError, WorkerFailed
 from pdd.core.ids import WorkerId

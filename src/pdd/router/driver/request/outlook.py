@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pdd.belief.beliefs import Beliefs
 from pdd.belief.conversations import Conversation
-from pdd.belief.workers import Seat
+from pdd.belief.worker_state import Seat
 from pdd.core.clock import Clock
 from pdd.core.request import Route
 from pdd.core.topology import PolicyTable

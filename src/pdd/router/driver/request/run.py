@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
-from pdd.belief.workers import Seat
+from pdd.belief.worker_state import Seat
 from pdd.core.blocks import BlockChain
 from pdd.core.errors import PddError, Unavailable
 from pdd.core.ids import WorkerId

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pdd.belief.beliefs import Beliefs, PlacementQuestion
 from pdd.belief.conversations import Conversation
-from pdd.belief.workers import Seat
+from pdd.belief.worker_state import Seat
 from pdd.core.blocks import BlockHash
 from pdd.core.clock import Clock
 from pdd.core.ids import WorkerId
@@ -96,5 +96,5 @@ def take_best(
     if view is None:
         return None
     name = choose_worker(view)
-    num_missing = next(each.num_missing for each in view.candidates if each.name == name)
+    num_missing = next(each.num_missing for each in view.candidates if each.worker.name == name)
     return beliefs.workers.take(name, now, num_missing=num_missing, num_blocks=question.num_blocks)

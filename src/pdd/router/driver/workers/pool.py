@@ -10,7 +10,8 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from pdd.belief.health import Lifetime
-from pdd.belief.workers import Change, Seat, WorkerDown, WorkerNotUp, Workers, WorkerSuspect, WorkerUp
+from pdd.belief.worker_state import Change, Seat, WorkerDown, WorkerNotUp, WorkerSuspect, WorkerUp
+from pdd.belief.workers import Workers
 from pdd.core.clock import Clock
 from pdd.core.errors import Incompatible, NodeFailed, PddError
 from pdd.core.ids import NodeId, WorkerId
