@@ -267,14 +267,14 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "load is counted over those that are up",
-            "states = self.candidates(role)",
-            "states = [state for state in self._states.values() if state.worker.role is role]",
+            "            if state.up:\n                capacity",
+            "            if True:\n                capacity",
             "test_load_is_counted_over_those_that_are_up",
         ),
         (
             "seats are load",
-            "num_seats=sum(len(state.seats) for state in states)",
-            "num_seats=0",
+            "                num_seats += len(state.seats)\n",
+            "                pass\n",
             "test_load_is_counted_over_those_that_are_up",
         ),
         (

@@ -61,12 +61,12 @@ class Workers(Generic[WorkerT]):
 
     def role_view(self, role: Role) -> RoleView:
         """The workers of ``role`` that are up, together."""
-        states = self.candidates(role)
-        return RoleView(
-            capacity=sum(state.worker.max_batch for state in states),
-            num_seats=sum(len(state.seats) for state in states),
-            pace=self._paces[role].view,
-        )
+        capacity = num_seats = 0
+        for state in self._of_role[role]:
+            if state.up:
+                capacity += state.worker.max_batch
+                num_seats += len(state.seats)
+        return RoleView(capacity=capacity, num_seats=num_seats, pace=self._paces[role].view)
 
     def status(self, now: Seconds) -> tuple[WorkerStatus, ...]:
         return tuple(state.status(now) for state in self._states.values())

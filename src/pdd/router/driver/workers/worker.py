@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdd.core.ids import WorkerId
 from pdd.core.request import Role
@@ -20,11 +20,11 @@ class Worker:
     role: Role
     cluster: str
     max_batch: int = 16
+    site: Site = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "site", Site(node=self.node.node, cluster=self.cluster))
 
     @property
     def name(self) -> WorkerId:
         return self.engine.worker
-
-    @property
-    def site(self) -> Site:
-        return Site(node=self.node.node, cluster=self.cluster)
