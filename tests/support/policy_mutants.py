@@ -15,6 +15,45 @@ def _of(policy: str, *mutants: tuple[str, str, str, str], tests: str | None = No
 
 MUTANTS: tuple[UnitMutant, ...] = (
     *_of(
+        "detached",
+        (
+            "so many may outlive their requests",
+            "    if len(detached) <= limit:\n        return None\n",
+            "",
+            "test_of_too_many_the_oldest_that_nobody_waits_for_ends",
+        ),
+        (
+            "what somebody may wait for ends last",
+            "if view.demoted), 0)",
+            "if True), 0)",
+            "test_of_too_many_the_oldest_that_nobody_waits_for_ends",
+        ),
+        (
+            "what somebody may wait for gives no way",
+            "if view.demoted and node in view.nodes",
+            "if node in view.nodes",
+            "test_at_a_node_the_oldest_gives_way_that_holds_something_there_and_that_nobody_waits_for",
+        ),
+        (
+            "what holds nothing there gives no way",
+            "if view.demoted and node in view.nodes",
+            "if view.demoted",
+            "test_at_a_node_the_oldest_gives_way_that_holds_something_there_and_that_nobody_waits_for",
+        ),
+        (
+            "a node that says nothing is not short",
+            "    if stats is None:\n        return False\n",
+            "    if stats is None:\n        return True\n",
+            "test_a_node_is_short_of_capacity_by_what_may_not_be_evicted",
+        ),
+        (
+            "what is promised is taken",
+            "stats.leased_blocks + stats.reserved_blocks + stats.writing_blocks",
+            "stats.leased_blocks + stats.writing_blocks",
+            "test_a_node_is_short_of_capacity_by_what_may_not_be_evicted",
+        ),
+    ),
+    *_of(
         "cost",
         (
             "a request's own bytes are not others'",

@@ -264,7 +264,7 @@ def test_it_does_not_give_way_on_two_turns_in_a_row() -> None:
             first = await ask(world, make_request(0, max_tokens=10))
             prompt = (*make_request(0).prompt, *first.tokens, *range(96))
             _ = await ask(world, make_request(1, prompt=prompt, max_tokens=10))
-            demoted = [transfer.demoted for transfer in world.driver._desk._running]
+            demoted = [transfer.delivery.demoted for transfer in world.driver._desk._running]
             assert demoted == [True, False]
             await finish(world)
 

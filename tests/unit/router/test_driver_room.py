@@ -303,7 +303,7 @@ def test_an_answer_that_ended_at_its_first_token_gives_way_from_then_on_however_
                 outcome = await ask(world, ended)
                 assert len(outcome.tokens) == 1
                 prompt = (*prompt, *outcome.tokens, *range(number, number + 96))
-            assert [transfer.demoted for transfer in world.driver._desk._running] == [True, True, True]
+            assert [transfer.delivery.demoted for transfer in world.driver._desk._running] == [True, True, True]
             await finish(world)
 
     run(main())

@@ -1,4 +1,4 @@
-"""Bounded waiting: for something that may come back, and for something that should let go."""
+"""Bounded waiting: for an engine's tokens, and for something that should let go."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 from pdd.belief.health import Lifetime
-from pdd.core.clock import Clock
 from pdd.core.errors import WorkerFailed
 from pdd.core.request import TokenSpan
 from pdd.core.units import Seconds
@@ -28,30 +27,6 @@ def expire(scope: asyncio.Timeout) -> None:
     """
     if not scope.expired():
         scope.reschedule(asyncio.get_running_loop().time())
-
-
-class Patience:
-    """Bears one trouble after another for at most ``limit``, counted from the first since the last ``forget``."""
-
-    def __init__(self, clock: Clock, *, limit: Seconds, retry: Seconds) -> None:
-        self._clock = clock
-        self._limit = limit
-        self._retry = retry
-        self._since: Seconds | None = None
-
-    def forget(self) -> None:
-        """All is well."""
-        self._since = None
-
-    async def bear(self) -> bool:
-        """After a failure: waits a little, then True; False at once when it has lasted too long."""
-        now = self._clock.now()
-        if self._since is None:
-            self._since = now
-        if now - self._since >= self._limit:
-            return False
-        await self._clock.sleep(self._retry)
-        return True
 
 
 class Vigil:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 
 from pdd.belief.links import Links
@@ -13,14 +12,13 @@ from pdd.core.clock import Clock
 from pdd.core.errors import LocalProtocolError
 from pdd.core.ids import NodeId
 from pdd.core.units import Bytes
+from pdd.policy.detached import DetachedView, choose_spare, choose_surplus, is_short_of_capacity
+from pdd.protocol.capacity_queue import CapacityQueue
+from pdd.protocol.delivery_messages import DeliveryState
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfers.room_line import RoomLine
-from pdd.router.driver.transfers.spec import TransferListener, TransferSpec, TransferState
+from pdd.router.driver.transfers.spec import TransferListener, TransferSpec
 from pdd.router.driver.transfers.transfer import Transfer
 from pdd.router.driver.workers.worker import Worker
-
-SHORT_OF_ROOM = 0.75
-"""So full of what may not be evicted, a node keeps nothing for transfers that nobody waits for."""
 
 
 class TransferDesk:
@@ -37,13 +35,13 @@ class TransferDesk:
         self._tasks: asyncio.TaskGroup | None = None
         self._running: list[Transfer] = []
         self._detached: list[Transfer] = []
-        self._room_lines: dict[NodeId, RoomLine] = {}
+        self._queues: dict[NodeId, CapacityQueue[Transfer]] = {}
         self._crossed_before = 0
 
     @property
     def crossed(self) -> Bytes:
         """Block payload that sources sent to nodes of other clusters, ended and detached transfers included."""
-        running = sum(transfer.sent for transfer in self._running if transfer.spec.crosses_line)
+        running = sum(transfer.delivery.sent for transfer in self._running if transfer.spec.crosses_line)
         return Bytes(self._crossed_before + running)
 
     @property
@@ -64,8 +62,8 @@ class TransferDesk:
             listener,
             workers=self._workers,
             links=self._links,
-            room=self._room_at(spec.target),
-            make_room=partial(self._make_room, spec.target.node.node),
+            queue=self._queue_at(spec),
+            free_capacity=partial(self._free_capacity, spec.target.node.node),
             clock=self._clock,
             settings=self._settings,
         )
@@ -76,36 +74,25 @@ class TransferDesk:
     def detach(self, transfer: Transfer) -> None:
         """Lets a transfer outlive its request. Of too many the oldest ends, of those that nobody waits for if there are.
 
-        Where a node is short of room, one of those ends, too.
+        Where a node is short of capacity, one of those ends, too.
         """
         self._detached.append(transfer)
         transfer.detach()
-        if len(self._detached) > self._settings.max_detached_transfers:
-            self._give_up(next(self._spare(), self._detached[0]))
+        self._give_up(choose_surplus(self._views(), limit=self._settings.max_detached_transfers))
         for node in transfer.spec.nodes:
-            if self._is_short_of_room(node):
-                self._make_room(node)
+            if is_short_of_capacity(self._workers.books.get(node)):
+                self._free_capacity(node)
 
-    def _make_room(self, node: NodeId) -> None:
-        """Ends one transfer from or to that node that nobody waits for, the oldest: its conversation rests longest."""
-        spare = next((each for each in self._spare() if node in each.spec.nodes), None)
-        if spare is not None:
-            self._give_up(spare)
+    def _free_capacity(self, node: NodeId) -> None:
+        """Ends one transfer from or to that node that nobody waits for."""
+        self._give_up(choose_spare(self._views(), node))
 
-    def _spare(self) -> Iterator[Transfer]:
-        return (each for each in self._detached if each.demoted)
+    def _views(self) -> list[DetachedView]:
+        return [DetachedView(nodes=each.spec.nodes, demoted=each.delivery.demoted) for each in self._detached]
 
-    def _give_up(self, transfer: Transfer) -> None:
-        self._detached.remove(transfer)
-        transfer.release()
-
-    def _is_short_of_room(self, node: NodeId) -> bool:
-        """By what it said last: what is leased or promised can't be evicted, so little is left for newcomers."""
-        stats = self._workers.books.get(node)
-        if stats is None:
-            return False
-        taken = stats.leased_blocks + stats.reserved_blocks + stats.writing_blocks
-        return taken > SHORT_OF_ROOM * stats.capacity_blocks
+    def _give_up(self, index: int | None) -> None:
+        if index is not None:
+            self._detached.pop(index).release()
 
     def stop(self) -> None:
         """Releases everything, in the order in which it was placed."""
@@ -114,18 +101,18 @@ class TransferDesk:
 
     async def _run(self, transfer: Transfer) -> None:
         await transfer.run()
-        if transfer.state is TransferState.READY:  # perhaps long after its request
+        if transfer.delivery.state is DeliveryState.READY:  # perhaps long after its request
             self._prefixes.landed(transfer.spec.target.node.node, transfer.spec.hashes)
         self._running.remove(transfer)
-        self._room_at(transfer.spec.target).let_go()
+        transfer.leave_queue()
+        following = self._queue_at(transfer.spec).release()
+        if following is not None:
+            following.call()
         if transfer.spec.crosses_line:
-            self._crossed_before += transfer.sent
+            self._crossed_before += transfer.delivery.sent
         if transfer in self._detached:
             self._detached.remove(transfer)
 
-    def _room_at(self, target: Worker) -> RoomLine:
-        """Who waits for room at the target's node."""
-        node = target.node.node
-        if node not in self._room_lines:
-            self._room_lines[node] = RoomLine(retry=self._settings.node_retry)
-        return self._room_lines[node]
+    def _queue_at(self, spec: TransferSpec) -> CapacityQueue[Transfer]:
+        """Who waits for capacity at the target's node."""
+        return self._queues.setdefault(spec.target.node.node, CapacityQueue())

@@ -15,12 +15,13 @@ from pdd.core.request import Role
 from pdd.core.units import Bytes, Seconds
 from pdd.policy.prefill_turns import Standing
 from pdd.protocol import relay
+from pdd.protocol.delivery_messages import DeliveryState
 from pdd.router.base import TokenRequest
 from pdd.router.driver.request.mailbox import Inbox, Refusal, RouteDue
 from pdd.router.driver.request.report import Reporter
 from pdd.router.driver.request.seats import RequestSeats
 from pdd.router.driver.transfers.desk import TransferDesk
-from pdd.router.driver.transfers.spec import TransferSpec, TransferState
+from pdd.router.driver.transfers.spec import TransferSpec
 from pdd.router.driver.transfers.transfer import Transfer
 from pdd.router.driver.workers.prefill_turns import PrefillTurn
 from pdd.router.driver.workers.worker import Worker
@@ -82,7 +83,7 @@ class KvPaths:
     def is_at_relay(self) -> bool:
         """The request has a place at relay decode, for its KV at least."""
         to_relay = self._latest.get(Role.RELAY_DECODE)
-        return to_relay is not None and not to_relay.released
+        return to_relay is not None and not to_relay.delivery.released
 
     @property
     def to_main(self) -> Transfer | None:
@@ -92,23 +93,25 @@ class KvPaths:
     @property
     def awaits_main(self) -> bool:
         """Main decode's node has yet to say what it lacks."""
-        return self.to_main is not None and not self.to_main.settled and self.to_main.num_missing is None
+        return self.to_main is not None and not self.to_main.settled and self.to_main.delivery.num_missing is None
 
     def missing_at_main(self) -> int | None:
         """Blocks that main decode's node still lacks; None while it has not said so."""
         if not self._hashes:
             return 0
-        return None if self.to_main is None else self.to_main.num_missing
+        return None if self.to_main is None else self.to_main.delivery.num_missing
 
     def lacking_at_main(self) -> int | None:
         """Blocks that main decode's node lacked at first; None while it has not said so."""
         if not self._hashes:
             return 0
-        return None if self.to_main is None else self.to_main.num_lacking
+        return None if self.to_main is None else self.to_main.delivery.num_lacking
 
     def sent_over_lines(self) -> Bytes:
         """Block payload that was sent to another cluster for this request, so far."""
-        return Bytes(sum(transfer.sent for transfer in self._by_attempt.values() if transfer.spec.crosses_line))
+        return Bytes(
+            sum(transfer.delivery.sent for transfer in self._by_attempt.values() if transfer.spec.crosses_line)
+        )
 
     @property
     def main_node(self) -> NodeId | None:
@@ -116,16 +119,20 @@ class KvPaths:
         transfer = self.to_main
         if transfer is None:
             return None
-        given_up = transfer.released or transfer.state is TransferState.FAILED
-        return None if given_up and transfer.state is not TransferState.READY else transfer.spec.target.node.node
+        given_up = transfer.delivery.released or transfer.delivery.state is DeliveryState.FAILED
+        return (
+            None if given_up and transfer.delivery.state is not DeliveryState.READY else transfer.spec.target.node.node
+        )
 
     @property
     def may_miss_main(self) -> bool:
         """Perhaps the prompt's KV will never be at main decode's node: it was demoted, cut, or has failed."""
         transfer = self.to_main
-        if transfer is None or transfer.state is TransferState.READY:
+        if transfer is None or transfer.delivery.state is DeliveryState.READY:
             return transfer is None and bool(self._hashes)
-        return transfer.demoted or transfer.released or transfer.state is TransferState.FAILED
+        return (
+            transfer.delivery.demoted or transfer.delivery.released or transfer.delivery.state is DeliveryState.FAILED
+        )
 
     def spare_the_line(self) -> None:
         """The answer is over before main decode had its KV: others, whose clients wait, go first."""
@@ -190,12 +197,12 @@ class KvPaths:
     def is_ready(self, role: Role) -> bool:
         """``role``'s node holds every block of the prompt."""
         transfer = self._latest.get(role)
-        return not self._hashes or (transfer is not None and transfer.state is TransferState.READY)
+        return not self._hashes or (transfer is not None and transfer.delivery.state is DeliveryState.READY)
 
     async def let_go(self, *, keep_main: bool, patience: Seconds) -> None:
         """Releases everything and waits until that is done; a transfer to main still under way may be kept instead."""
         for transfer in self._by_attempt.values():
-            under_way = transfer.state in (TransferState.PLACED, TransferState.MOVING)
+            under_way = transfer.delivery.state in (DeliveryState.PLACED, DeliveryState.MOVING)
             if keep_main and transfer is self.to_main and under_way:
                 self._desk.detach(transfer)
             else:
@@ -216,7 +223,12 @@ class KvPaths:
         """
         relay_path = self._latest.get(Role.RELAY_DECODE)
         again = Role.MAIN_DECODE in self._latest and target is Role.MAIN_DECODE and self._prefilled
-        if again and relay_path is not None and relay_path.state is TransferState.READY and not relay_path.released:
+        if (
+            again
+            and relay_path is not None
+            and relay_path.delivery.state is DeliveryState.READY
+            and not relay_path.delivery.released
+        ):
             return relay_path.spec.target
         if self._source is None:
             seat = self._seats.take(Role.PREFILL)
@@ -245,27 +257,27 @@ class KvPaths:
         """See ``TransferListener``."""
         spec = transfer.spec
         self._note_room(transfer)
-        match transfer.state:
-            case TransferState.PLACED | TransferState.MOVING:
+        match transfer.delivery.state:
+            case DeliveryState.PLACED | DeliveryState.MOVING:
                 pass
-            case TransferState.REFUSED:
+            case DeliveryState.REFUSED:
                 self._reporter.note("transfer_refused", role=spec.role)
-            case TransferState.READY:
+            case DeliveryState.READY:
                 self._reporter.note(_READY_EVENTS[spec.role])
                 self._prefixes.landed(spec.target.node.node, self._hashes)
                 self._inbox.post(relay.TransferReady(attempt=spec.attempt))
-            case TransferState.FAILED:
+            case DeliveryState.FAILED:
                 self._reporter.note("transfer_failed", role=spec.role)
                 self._on_failed(transfer)
             case _:
-                assert_never(transfer.state)
+                assert_never(transfer.delivery.state)
 
     def _note_room(self, transfer: Transfer) -> None:
         """Whether the request waits for room depends on both of its targets."""
         if transfer.spec.role is Role.RELAY_DECODE:
-            self.relay_refused = transfer.refused or _found_no_room(transfer)
+            self.relay_refused = transfer.delivery.refused or _found_no_room(transfer)
         main = self.to_main
-        if main is None or not main.refused or self._prefilled:
+        if main is None or not main.delivery.refused or self._prefilled:
             self._admitted.set()
             self._prefill_turn.stand(Standing.ROOM)
         else:
@@ -280,13 +292,13 @@ class KvPaths:
         Relay decode without room (``relay_refused``) is not chosen any more, so that its transfer's failure starts nothing;
         a relay that was chosen before goes on, and relay decode computes what it lacks.
         """
-        role, error = transfer.spec.role, transfer.error
-        waited_for = role is Role.MAIN_DECODE and not self._prefilled and not transfer.demoted
+        role, error = transfer.spec.role, transfer.delivery.error
+        waited_for = role is Role.MAIN_DECODE and not self._prefilled and not transfer.delivery.demoted
         if waited_for and _found_no_room(transfer):
             assert error is not None
             self._inbox.post(Refusal(error=error))
             return
-        elsewhere = transfer.is_targets_fault and self._leave(transfer)
+        elsewhere = transfer.delivery.is_targets_fault and self._leave(transfer)
         self._inbox.post(relay.TransferFailed(attempt=transfer.spec.attempt, elsewhere=elsewhere))
 
     def _leave(self, transfer: Transfer) -> bool:
@@ -300,4 +312,6 @@ class KvPaths:
 
 
 def _found_no_room(transfer: Transfer) -> bool:
-    return transfer.state is TransferState.FAILED and isinstance(transfer.error, CapacityExhausted | ContextTooLong)
+    return transfer.delivery.state is DeliveryState.FAILED and isinstance(
+        transfer.delivery.error, CapacityExhausted | ContextTooLong
+    )

@@ -1,29 +1,20 @@
-"""What a transfer moves, how far it has got, and who is told."""
+"""What a transfer moves, how patient it is, and who is told."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId
 from pdd.core.request import Role, SendClass
 from pdd.core.view import Site
+from pdd.protocol.delivery_messages import DeliveryLimits, DeliverySpec
+from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.worker import Worker
 
 if TYPE_CHECKING:
     from pdd.router.driver.transfers.transfer import Transfer
-
-
-class TransferState(Enum):
-    """Where a transfer is. REFUSED: the target has no room now and is being asked again."""
-
-    PLACED = auto()
-    REFUSED = auto()
-    MOVING = auto()
-    READY = auto()
-    FAILED = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +44,43 @@ class TransferSpec:
         return (self.source.site, self.target.site)
 
     @property
-    def is_local(self) -> bool:
-        """Both engines share a node: there is nothing to send."""
-        return self.source.node.node == self.target.node.node
-
-    @property
     def crosses_line(self) -> bool:
         return self.source.cluster != self.target.cluster
+
+    @property
+    def delivery(self) -> DeliverySpec:
+        """The same without what only the driver knows."""
+        source, target = self.nodes
+        return DeliverySpec(
+            name=self.name,
+            source=source,
+            target=target,
+            hashes=self.hashes,
+            reserve_blocks=self.reserve_blocks,
+            send_class=self.send_class,
+        )
+
+
+def delivery_limits(settings: DriverSettings) -> DeliveryLimits:
+    """What the driver's settings say about deliveries."""
+    return DeliveryLimits(
+        node_patience=settings.node_patience,
+        source_patience=settings.source_patience,
+        link_patience=settings.line_patience,
+        max_queue_patience=settings.max_queue_patience,
+        spare_patience=settings.spare_patience,
+        capacity_patience=settings.room_patience,
+        max_queue=settings.admission.max_queue_s,
+        node_retry=settings.node_retry,
+        retry_after=settings.retry_after,
+    )
 
 
 class TransferListener(Protocol):
     """Whoever a transfer is made for. Nothing is told after ``release`` or ``detach``."""
 
     def on_change(self, transfer: Transfer) -> None:
-        """Its ``state`` is another one."""
+        """The ``state`` of its delivery is another one."""
         ...
 
     def on_informed(self, transfer: Transfer) -> None:

@@ -1,30 +1,27 @@
-"""One request's KV on its way from prefill's node to a decoder's node: a standing order there, a watch here.
-
-A transfer is placed before prefill begins and outlives whatever can be outlived: a target without room is asked again, a
-node that restarted gets its watch or order anew, each with a patience of its own. Order and watch go out together; while the
-target has no room no order stands, since blocks that can't be kept would cross for nothing. It ends READY (every block is at
-the target, checked and leased until the transfer is released) or FAILED (it never will be; nothing is held any more).
-"""
+"""The hands of one delivery: they carry out what ``protocol.delivery`` commands, and tell it what came of that."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import assert_never
 
 from pdd.belief.links import Links
 from pdd.belief.workers import Workers
 from pdd.core.clock import Clock
-from pdd.core.errors import BlocksLost, CapacityExhausted, ContextTooLong, Incompatible, NodeFailed, PddError
-from pdd.core.ids import NodeInstance, OrderId, WatchId
-from pdd.core.replication import ReplicationOrder, ReplicationProgress, Watch
-from pdd.core.request import SendClass
-from pdd.core.units import Bytes, Seconds
-from pdd.router.driver.patience import Patience, closing_within
+from pdd.core.errors import PddError
+from pdd.core.ids import OrderId
+from pdd.core.replication import ReplicationOrder, Watch
+from pdd.core.units import Seconds
+from pdd.protocol import delivery_messages as m
+from pdd.protocol.capacity_queue import CapacityQueue
+from pdd.protocol.delivery import Delivery
+from pdd.router.driver.patience import closing_within
 from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfers.room_line import RoomLine
-from pdd.router.driver.transfers.spec import TransferListener, TransferSpec, TransferState
-from pdd.router.driver.transfers.standstill import Standstill
+from pdd.router.driver.transfers.spec import TransferListener, TransferSpec, delivery_limits
 from pdd.router.driver.workers.worker import Worker
 
 _logger = logging.getLogger(__name__)
@@ -40,118 +37,58 @@ class Transfer:
         *,
         workers: Workers[Worker],
         links: Links,
-        room: RoomLine,
-        make_room: Callable[[], None],
+        queue: CapacityQueue[Transfer],
+        free_capacity: Callable[[], None],
         clock: Clock,
         settings: DriverSettings,
     ) -> None:
-        """``make_room`` is called whenever the target had none for a transfer that somebody may wait for."""
+        """``queue`` is the target's. ``free_capacity`` makes one that nobody waits for leave the target, if there is one."""
         self.spec = spec
-        self._turn = room.turn()
-        self.state = TransferState.REFUSED if self._turn.must_wait else TransferState.PLACED
-        self.error: PddError | None = None
-        self.progress: ReplicationProgress | None = None
+        self.delivery = Delivery(spec.delivery, delivery_limits(settings))
         self._listener = listener
         self._workers = workers
         self._links = links
-        self._make_room = make_room
+        self._queue = queue
+        self._free_capacity = free_capacity
         self._clock = clock
         self._settings = settings
-        self._detached = False
-        self._send_class = spec.send_class
+        self._commands = deque[m.Command]()
         self._tasks: asyncio.TaskGroup | None = None
-        self._prefilled = asyncio.Event()
-        self._prefilled_at: Seconds | None = None
-        self._refused_at = clock.now() if self.refused else None
-        self._released = asyncio.Event()
+        self._streams: dict[str, asyncio.Task[None]] = {}
+        self._waits: dict[str, asyncio.Task[None]] = {}
+        self._over = asyncio.Event()
         self._ended = asyncio.Event()
-        self._evicted = asyncio.Event()
-        self._order_done = False
-        self.is_targets_fault = False
-        """It has failed because the target was away, or not what it should be."""
-        self._num_placed = 0
-        self._order: asyncio.Task[None] | None = None
-        self._standing: OrderId | None = None
-        self._sent_before = 0
-        self._standstill = Standstill(
-            spec.source, spec.target, workers=workers, links=links, clock=clock, settings=settings
-        )
+        self._take(m.Begun(at=clock.now(), turn=queue.turn(self)))
 
     @property
     def settled(self) -> bool:
-        return self.state in (TransferState.READY, TransferState.FAILED)
-
-    @property
-    def released(self) -> bool:
-        """It holds nothing any more, or is about to."""
-        return self._released.is_set()
-
-    @property
-    def refused(self) -> bool:
-        return self.state is TransferState.REFUSED
-
-    @property
-    def informed(self) -> bool:
-        """Its target has said what it lacks."""
-        return self.progress is not None and self.progress.num_missing is not None
-
-    @property
-    def num_missing(self) -> int | None:
-        """How many blocks the target still lacks; None while it has not said so."""
-        if self.state is TransferState.READY or self.spec.is_local:
-            return 0
-        if self.progress is None or self.progress.num_missing is None:
-            return None
-        return self.progress.num_missing - self.progress.num_acknowledged
-
-    @property
-    def num_lacking(self) -> int | None:
-        """How many blocks the target lacked when it was asked; None while it has not said so."""
-        if self.spec.is_local:
-            return 0
-        return None if self.progress is None else self.progress.num_missing
+        """It is ready, or never will be."""
+        return self.delivery.settled
 
     @property
     def idle(self) -> Seconds:
         """How long nothing has arrived."""
-        return self._standstill.idle
-
-    @property
-    def sent(self) -> Bytes:
-        """Block payload that the source sent for this transfer, over all of its orders."""
-        return Bytes(self._sent_before + (0 if self.progress is None else self.progress.sent_bytes))
+        return self.delivery.idle(self._clock.now())
 
     def prefill_done(self) -> None:
         """All blocks should be at the source by now: from here on a standstill counts."""
-        if not self._prefilled.is_set():
-            self._prefilled_at = self._clock.now()
-            self._standstill.moved()
-            self._prefilled.set()
-            self._tell_line()
-
-    @property
-    def demoted(self) -> bool:
-        """It gets only what the line has to spare."""
-        return self._send_class is SendClass.BACKGROUND
+        self._take(m.PrefillDone(at=self._clock.now()))
 
     def demote(self) -> None:
         """Nobody waits for it any more: from now on it is sent while nothing else is, and cut when that is never."""
-        self._send_class = SendClass.BACKGROUND
-        self._standstill.moved()
-        self._tell_line()
-        if self._tasks is not None and self._standing is not None:
-            demotion = self.spec.source.node.reclassify(self._standing, self._send_class)
-            self._tasks.create_task(self._tell_source(demotion, self._standing), name=f"demotion {self.spec.name}")
+        self._take(m.Demoted(at=self._clock.now()))
 
     def detach(self) -> None:
         """The request is over, the transfer goes on; it releases itself when it is settled. Nobody is notified."""
-        self._detached = True
-        if self.settled:
-            self.release()
+        self._take(m.Detached(at=self._clock.now()))
 
     def release(self) -> None:
         """Ends the order, the reservation and the leases. Idempotent; ``ended`` tells when that is done."""
-        self._released.set()
+        self._take(m.Released(at=self._clock.now()))
+
+    def call(self) -> None:
+        """It is the first in its target's queue, and something was released there."""
+        self._take(m.TurnChanged(at=self._clock.now()))
 
     async def ended(self) -> None:
         """Waits until nothing is held any more."""
@@ -162,174 +99,152 @@ class Transfer:
         try:
             await self._carry()
         except Exception:
-            _logger.exception("transfer_crashed transfer=%s", self.spec.name)
-            self._settle(TransferState.FAILED, None)
+            _logger.exception("transfer_crashed transfer=%s", self.delivery)
+            for command in self.delivery.receive(m.Crashed(at=self._clock.now())):
+                if isinstance(command, m.TellChange):
+                    self._listener.on_change(self)
         finally:
             self._ended.set()
 
     async def _carry(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            watch = tasks.create_task(self._keep_watch(), name=f"watch {self.spec.name}")
-            self._begin_order()
-            standstill = tasks.create_task(self._notice_standstill(), name=f"standstill {self.spec.name}")
-            await self._released.wait()
-            if self._detached and self.state is TransferState.READY and self._order and self._standing is not None:
-                # What was sent is told with the last acknowledgement, which comes after the block.
-                await asyncio.wait([self._order], timeout=self._settings.room_patience)
-            # Nothing is sent any more by the time that the room for it is given up.
-            for part in filter(None, (standstill, self._order, watch)):
-                part.cancel()
-                await asyncio.wait([part])
-
-    # The target -------------------------------------------------------------------------------------------------------
-
-    async def _keep_watch(self) -> None:
-        patience = self._patience()
-        try:
-            while not self.settled:
-                await self._watch_in_turn(patience)
-        finally:
-            self._turn.over()
-
-    async def _watch_in_turn(self, patience: Patience) -> None:
-        """Asks for room when it is this transfer's turn, then listens to the watch for as long as it lasts."""
-        if self._turn.must_wait and not await self._come():
-            limit = self._settings.retry_after
-            self._settle(TransferState.FAILED, CapacityExhausted(f"no room at {self._target}", retry_after_s=limit))
-            return
-        try:
-            await self._watch_once(patience)
-        except CapacityExhausted:
-            self._turn.refused()
-            if not self.demoted:
-                self._make_room()
-        except PddError as error:
-            self._turn.over()
-            await self._bear(error, patience, is_targets=True)
-
-    async def _come(self) -> bool:
-        """Waits in line; False when it has waited for too long."""
-        self._end_order()
-        self._change(TransferState.REFUSED)
-        self._refused_at = self._clock.now() if self._refused_at is None else self._refused_at
-        while not self._has_waited_too_long(self._refused_at):
             try:
-                async with asyncio.timeout(self._settings.room_patience):
-                    await self._turn.come()
-                return True
-            except TimeoutError:
-                pass
-        return False
+                self._carry_out_all()
+                await self._over.wait()
+            finally:
+                self._tasks = None  # nothing is begun any more
+                for wait in self._waits.values():
+                    wait.cancel()
 
-    def _has_waited_too_long(self, since: Seconds) -> bool:
-        """Before the first token a client waits in line, as it does for its place; after it, for the next token."""
-        now, settings = self._clock.now(), self._settings
-        if self._prefilled_at is not None and now - self._prefilled_at >= settings.room_patience:
-            return True
-        return self.demoted or now - since >= settings.admission.max_queue_s
+    def _take(self, event: m.Event) -> None:
+        had_failed = self.delivery.state is m.DeliveryState.FAILED
+        self._commands += self.delivery.receive(event)
+        if self.delivery.state is m.DeliveryState.FAILED and not had_failed:
+            level = logging.DEBUG if self.delivery.demoted else logging.WARNING
+            _logger.log(level, "transfer_failed transfer=%s reason=%s", self.spec.name, self.delivery.error)
+        self._carry_out_all()
 
-    async def _watch_once(self, patience: Patience) -> None:
-        watch = Watch(
-            watch=WatchId(self._next_name()), hashes=self.spec.hashes, reserve_blocks=self.spec.reserve_blocks
+    # Commands ---------------------------------------------------------------------------------------------------------
+
+    def _carry_out_all(self) -> None:
+        """What is commanded before ``run`` waits for it."""
+        while self._commands and self._tasks is not None:
+            self._carry_out(self._commands.popleft(), self._tasks)
+
+    def _carry_out(self, command: m.Command, tasks: asyncio.TaskGroup) -> None:
+        match command:
+            case m.AskTurn():
+                self._take(m.TurnTold(at=self._clock.now(), turn=self._queue.turn(self)))
+            case m.JoinQueue():
+                self._queue.join(self)
+            case m.LeaveQueue():
+                self.leave_queue()
+            case m.FreeCapacity():
+                self._free_capacity()
+            case m.OpenWatch() | m.PlaceOrder():
+                self._open(command, tasks)
+            case m.CloseWatch():
+                self._streams[command.watch].cancel()
+            case m.CancelOrder():
+                self._streams[command.order].cancel()
+            case m.Reclassify():
+                change = self.spec.source.node.reclassify(command.order, command.send_class)
+                tasks.create_task(self._tell_source(change, command.order), name=f"demotion {self.spec.name}")
+            case m.CheckSource():
+                self._waits["check"] = tasks.create_task(self._check_source(), name=f"check {self.spec.name}")
+            case m.SetTimer():
+                self._set_timer(command, tasks)
+            case m.RecordProgress():
+                self._record(command)
+            case m.TellChange():
+                self._listener.on_change(self)
+            case m.TellInformed():
+                self._listener.on_informed(self)
+            case m.End():
+                self._over.set()
+            case _:
+                assert_never(command)
+
+    def leave_queue(self) -> None:
+        """The next one may ask."""
+        following = self._queue.leave(self)
+        if following is not None:
+            following.call()
+
+    def _record(self, command: m.RecordProgress) -> None:
+        self._links.record(
+            *self.spec.ends,
+            command.progress,
+            now=self._clock.now(),
+            all_there=command.all_there,
+            send_class=command.send_class,
         )
+
+    def _set_timer(self, command: m.SetTimer, tasks: asyncio.TaskGroup) -> None:
+        if command.timer in self._waits:
+            self._waits[command.timer].cancel()
+        fire = self._fire(command.timer, command.delay)
+        self._waits[command.timer] = tasks.create_task(fire, name=f"{command.timer} {self.spec.name}")
+
+    async def _fire(self, timer: m.Timer, delay: Seconds) -> None:
+        await self._clock.sleep(delay)
+        del self._waits[timer]
+        now = self._clock.now()
+        self._take(self._standstill_due(now) if timer is m.Timer.STANDSTILL else m.TimerFired(at=now, timer=timer))
+
+    def _standstill_due(self, now: Seconds) -> m.StandstillDue:
+        return m.StandstillDue(
+            at=now,
+            link=self._links.view(*self.spec.ends, now),
+            link_moved_at=self._links.moved_at(*self.spec.ends),
+            source_is_late=self._workers.node_is_late(self.spec.source.node.node, now),
+        )
+
+    # Watches and orders -----------------------------------------------------------------------------------------------
+
+    def _open(self, command: m.OpenWatch | m.PlaceOrder, tasks: asyncio.TaskGroup) -> None:
+        if isinstance(command, m.OpenWatch):
+            name, stream = command.watch.watch, self._keep_watch(command.watch)
+            ended = partial(m.WatchEnded, watch=command.watch.watch)
+        else:
+            name, stream = command.order.order, self._keep_order(command.order)
+            ended = partial(m.OrderEnded, order=command.order.order)
+        task = self._streams[name] = tasks.create_task(stream, name=f"stream {name}")
+        task.add_done_callback(partial(self._on_end, name, ended))
+
+    def _on_end(self, name: str, ended: Callable[..., m.Event], task: asyncio.Task[None]) -> None:
+        """However it ended: it may have been cancelled before it began. Only a crash ends the whole transfer."""
+        del self._streams[name]
+        if task.cancelled() or task.exception() is None:
+            self._take(ended(at=self._clock.now()))
+
+    async def _keep_watch(self, watch: Watch) -> None:
         readings = self.spec.target.node.watch(watch)
-        async with closing_within(readings, self._settings.release_patience):
-            num_ready: int | None = None
-            async for readiness in readings:
-                patience.forget()
-                self._turn.over()
-                self._refused_at = None
-                self._take_readiness(readiness.num_ready, num_ready)
-                num_ready = readiness.num_ready
-        raise NodeFailed(f"{self._target} ended a watch")
-
-    def _take_readiness(self, num_ready: int, before: int | None) -> None:
-        admitted = self.state is TransferState.REFUSED
-        if admitted or (before is not None and num_ready > before):
-            self._standstill.moved()
-        if num_ready >= len(self.spec.hashes):
-            self._settle(TransferState.READY, None)
-            return
-        if before is None and self._order_done:
-            self._evicted.set()  # they came before there was room to keep them
-        self._begin_order()
-        self._change(TransferState.MOVING)
-
-    # The source -------------------------------------------------------------------------------------------------------
-
-    def _begin_order(self) -> None:
-        """Unless it stands already, or there is nothing to send."""
-        if self._order is None and self._tasks is not None and not self.spec.is_local:
-            self._order = self._tasks.create_task(self._keep_order(), name=f"order {self.spec.name}")
-
-    def _end_order(self) -> None:
-        """The target has no room for what it would send."""
-        if self._order is not None:
-            self._order.cancel()
-            self._order = None
-
-    async def _keep_order(self) -> None:
-        patience = self._patience()
-        instance = None
-        while not self.settled:
-            # The lifetime in which prefill wrote its blocks is the first one seen, not the one after a restart.
-            instance = instance or self._workers.node_instance(self.spec.source.node.node)
-            try:
-                self._order_done = await self._order_once(patience)
-                if self._order_done and not self.settled:
-                    await self._evicted.wait()
-                    self._evicted.clear()
-            except PddError as error:
-                await self._bear(error, patience)
-                await self._check_source(instance)
-
-    async def _order_once(self, patience: Patience) -> bool:
-        """True when every block has arrived."""
-        self._sent_before, self.progress = self.sent, None
-        order = ReplicationOrder(
-            order=OrderId(self._next_name()),
-            target=self.spec.target.node.node,
-            hashes=self.spec.hashes,
-            send_class=self._send_class,
-        )
-        done, self._standing = False, order.order
         try:
-            steps = self.spec.source.node.replicate(order)
-            async with closing_within(steps, self._settings.release_patience):
-                async for progress in steps:
-                    self._take_progress(progress, patience)
-                    done = progress.done
+            async with closing_within(readings, self._settings.release_patience):
+                async for readiness in readings:
+                    self._take(m.WatchReported(at=self._clock.now(), readiness=readiness))
+        except PddError as error:
+            self._take(m.WatchFailed(at=self._clock.now(), watch=watch.watch, error=error))
+
+    async def _keep_order(self, order: ReplicationOrder) -> None:
+        source, done = self.spec.source.node, False
+        self._take(m.OrderBegun(at=self._clock.now(), instance=self._workers.node_instance(source.node)))
+        try:
+            try:
+                steps = source.replicate(order)
+                async with closing_within(steps, self._settings.release_patience):
+                    async for progress in steps:
+                        done = progress.done
+                        self._take(m.OrderProgressed(at=self._clock.now(), progress=progress))
+            finally:
+                self._links.ended(*self.spec.ends, order.order, self._clock.now())
+        except PddError as error:
+            self._take(m.OrderFailed(at=self._clock.now(), order=order.order, error=error))
         finally:
-            self._standing = None
-            self._links.ended(*self.spec.ends, order.order, self._clock.now())
             if not done:
-                await self._tell_source(self.spec.source.node.cancel(order.order), order.order)
-        return done
-
-    def _take_progress(self, progress: ReplicationProgress, patience: Patience) -> None:
-        """Being placed is no progress: a node may accept an order again and again and never get through to its peer."""
-        before = self.progress
-        if progress.num_missing is not None:
-            patience.forget()
-        if before is not None and progress.num_acknowledged > before.num_acknowledged:
-            self._standstill.moved()
-        self.progress = progress
-        self._tell_line()
-        was_informed = before is not None and before.num_missing is not None
-        if progress.num_missing is not None and not was_informed and self._is_heard:
-            self._listener.on_informed(self)
-
-    def _tell_line(self) -> None:
-        """What the source said last, and whether only the line is waited for now."""
-        if self.progress is not None and self.progress.order == self._standing:
-            self._links.record(
-                *self.spec.ends,
-                self.progress,
-                now=self._clock.now(),
-                all_there=self._prefilled.is_set() and self.state is TransferState.MOVING,
-                send_class=self._send_class,
-            )
+                await self._tell_source(source.cancel(order.order), order.order)
 
     async def _tell_source(self, saying: Coroutine[None, None, None], order: OrderId) -> None:
         """What the source doesn't hear it need not know: orders end with the node, or with our connection to it."""
@@ -339,61 +254,11 @@ class Transfer:
         except (PddError, TimeoutError) as error:
             _logger.debug("source_not_told order=%s reason=%s", order, error)
 
-    async def _check_source(self, instance: NodeInstance | None) -> None:
-        """Blocks are written once: what a restarted source forgot it will never send."""
+    async def _check_source(self) -> None:
+        instance = None
         try:
             async with asyncio.timeout(self._settings.health.timeout_s):
-                stats = await self.spec.source.node.stats()
-        except (PddError, TimeoutError):
-            return  # still away: the next try finds out
-        if instance is not None and stats.instance != instance:
-            self._settle(TransferState.FAILED, NodeFailed(f"node {stats.node} restarted and lost the prompt's blocks"))
-
-    async def _notice_standstill(self) -> None:
-        """A block that prefill's node never got, or lost before it was sent, never arrives."""
-        await self._prefilled.wait()
-        if await self._standstill.come(self):
-            why = "the line had nothing to spare for it" if self.demoted else "the transfer has come to a standstill"
-            self._settle(TransferState.FAILED, NodeFailed(why))
-
-    # State ------------------------------------------------------------------------------------------------------------
-
-    def _patience(self) -> Patience:
-        return Patience(self._clock, limit=self._settings.node_patience, retry=self._settings.node_retry)
-
-    async def _bear(self, error: PddError, patience: Patience, *, is_targets: bool = False) -> None:
-        """Waits a little if waiting can help; else the transfer has failed."""
-        if isinstance(error, ContextTooLong | Incompatible | BlocksLost) or not await patience.bear():
-            self.is_targets_fault = is_targets
-            self._settle(TransferState.FAILED, error)
-
-    def _settle(self, state: TransferState, error: PddError | None) -> None:
-        if self.settled:
-            return
-        self.error = error
-        if state is TransferState.FAILED:
-            level = logging.DEBUG if self.demoted else logging.WARNING
-            _logger.log(level, "transfer_failed transfer=%s reason=%s", self.spec.name, error)
-        self._change(state)
-        if state is TransferState.FAILED or self._detached:
-            self.release()
-
-    def _change(self, state: TransferState) -> None:
-        if self.state is state or self.settled:
-            return
-        self.state = state
-        self._tell_line()
-        if self._is_heard:
-            self._listener.on_change(self)
-
-    @property
-    def _is_heard(self) -> bool:
-        return not self._detached and not self._released.is_set()
-
-    @property
-    def _target(self) -> str:
-        return f"node {self.spec.nodes[1]}"
-
-    def _next_name(self) -> str:
-        self._num_placed += 1
-        return f"{self.spec.name}.{self._num_placed}"
+                instance = (await self.spec.source.node.stats()).instance
+        except (PddError, TimeoutError) as error:
+            _logger.debug("source_not_checked transfer=%s reason=%s", self.spec.name, error)
+        self._take(m.SourceChecked(at=self._clock.now(), instance=instance))
