@@ -115,27 +115,27 @@ MUTANTS: tuple[ChaosMutant, ...] = (
     # Transfers
     ChaosMutant(
         "readiness is told",
-        "router.driver.transfers.kv_paths",
+        "router.driver.request.kv_paths",
         "                self._inbox.post(relay.TransferReady(attempt=spec.attempt))\n",
         "",
     ),
     ChaosMutant(
         "a failed transfer is told",
-        "router.driver.transfers.kv_paths",
+        "router.driver.request.kv_paths",
         "        self._inbox.post(relay.TransferFailed(attempt=transfer.spec.attempt, elsewhere=elsewhere))\n",
         "",
         seed=5,
     ),
     ChaosMutant(
         "a transfer that can't be placed has failed",
-        "router.driver.transfers.kv_paths",
+        "router.driver.request.kv_paths",
         "        if source is None or target is None:\n            self._inbox.post(relay.TransferFailed(attempt=command.attempt))\n",
         "        if source is None or target is None:\n",
         seed=4,
     ),
     ChaosMutant(
         "transfers are released at the end",
-        "router.driver.transfers.kv_paths",
+        "router.driver.request.kv_paths",
         "                transfer.release()\n                await self._wait_for_end(transfer, patience)\n",
         "                pass\n",
     ),

@@ -592,7 +592,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "what arrives after its request is known",
-            "            self._directory.landed(transfer.spec.target.node.node, transfer.spec.hashes)\n",
+            "            self._prefixes.landed(transfer.spec.target.node.node, transfer.spec.hashes)\n",
             "            pass\n",
             "test_transfers:test_what_arrives_after_its_request_is_known",
         ),
@@ -604,7 +604,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "transfers.kv_paths",
+        "request.kv_paths",
         (
             "room that nobody waits for refuses nobody",
             "not self._prefilled and not transfer.delivery.demoted\n",

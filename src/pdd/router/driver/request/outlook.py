@@ -13,7 +13,7 @@ from pdd.core.topology import PolicyTable
 from pdd.core.units import Bytes, Seconds
 from pdd.core.view import LinkView, RequestView
 from pdd.router.base import TokenRequest
-from pdd.router.driver.transfers.kv_paths import KvPaths
+from pdd.router.driver.request.kv_paths import KvPaths
 from pdd.router.driver.workers.worker import Worker
 
 

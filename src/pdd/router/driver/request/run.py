@@ -26,12 +26,12 @@ from pdd.protocol import relay
 from pdd.protocol.relay import Command, Relay, RelayPlan
 from pdd.router.base import EmittedSpan, TokenRequest
 from pdd.router.driver.request.decoders import Decoders
+from pdd.router.driver.request.kv_paths import KvPaths
 from pdd.router.driver.request.mailbox import Inbox, InboxEvent, Outbox, Refusal, RouteDue
 from pdd.router.driver.request.outlook import Outlook
 from pdd.router.driver.request.report import Reporter
 from pdd.router.driver.request.seats import RequestSeats
 from pdd.router.driver.request.surroundings import Surroundings
-from pdd.router.driver.transfers.kv_paths import KvPaths
 from pdd.router.driver.workers.worker import Worker
 
 _logger = logging.getLogger(__name__)
