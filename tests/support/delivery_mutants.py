@@ -16,7 +16,7 @@ MUTANTS: tuple[Mutant, ...] = (
         # The target
         (
             "it begins once",
-            "return self._begin(event) if isinstance(self._phase, _New) else []",
+            "return self._begin(event) if isinstance(self._phase, New) else []",
             "return self._begin(event)",
         ),
         ("the wait counts from the beginning", "        self._standstill.moved(event.at)\n", ""),
@@ -26,12 +26,12 @@ MUTANTS: tuple[Mutant, ...] = (
         ("only who waits is called", "return [AskTurn()] if self._waits_in_queue() else []", "return [AskTurn()]"),
         (
             "who has asked need not be called",
-            "and self._phase.target in (_Asking.BEHIND, _Asking.FIRST)",
-            "and not isinstance(self._phase.target, _Open)",
+            "and self._phase.target in (Asking.BEHIND, Asking.FIRST)",
+            "and not isinstance(self._phase.target, Open)",
         ),
         (
             "a turn that nobody asked for is none",
-            "        if phase.target is not _Asking.TURN and not self._waits_in_queue():\n            return []\n",
+            "        if phase.target is not Asking.TURN and not self._waits_in_queue():\n            return []\n",
             "",
         ),
         (
@@ -59,7 +59,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the wait counts from the first refusal",
-            "since = seeking.since if isinstance(seeking, _Refused) else at",
+            "since = seeking.since if isinstance(seeking, Refused) else at",
             "since = at",
         ),
         (
@@ -74,8 +74,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the others ask no more often than the first",
-            "phase.target = _Asking.FIRST if turn is Turn.FIRST else _Asking.BEHIND",
-            "phase.target = _Asking.FIRST",
+            "phase.target = Asking.FIRST if turn is Turn.FIRST else Asking.BEHIND",
+            "phase.target = Asking.FIRST",
         ),
         (
             "who stands in the queue looks around",
@@ -109,7 +109,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a refusal is told once",
-            "        if isinstance(seeking, _Refused):\n            return seeking, []\n",
+            "        if isinstance(seeking, Refused):\n            return seeking, []\n",
             "",
         ),
         (
@@ -161,18 +161,18 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what came before there was capacity is sent again",
-            "if before is None and self._order is _NoOrder.ALL_SENT:",
+            "if before is None and self._order is NoOrder.ALL_SENT:",
             "if False:",
         ),
         (
             "what came later is not",
-            "if before is None and self._order is _NoOrder.ALL_SENT:",
-            "if self._order is _NoOrder.ALL_SENT:",
+            "if before is None and self._order is NoOrder.ALL_SENT:",
+            "if self._order is NoOrder.ALL_SENT:",
         ),
         ("with capacity it is sent", "return [*leaving, *self._begin_order(), *tell]", "return [*leaving, *tell]"),
         (
             "that it moves is told once",
-            "tell = [] if isinstance(phase, _Moving) else self._tell_change()",
+            "tell = [] if isinstance(phase, Moving) else self._tell_change()",
             "tell = self._tell_change()",
         ),
         (
@@ -214,7 +214,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "whose target is away keeps nobody waiting",
-            "leaving: list[Command] = [LeaveQueue()] if isinstance(seeking, _Refused) else []\n        return [*leaving, SetTimer(timer=Timer.TARGET",
+            "leaving: list[Command] = [LeaveQueue()] if isinstance(seeking, Refused) else []\n        return [*leaving, SetTimer(timer=Timer.TARGET",
             "leaving: list[Command] = []\n        return [*leaving, SetTimer(timer=Timer.TARGET",
         ),
         # The source
@@ -230,7 +230,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a failure of another order is not its own",
-            "                if self._order == _Standing(event.order):\n                    self._order",
+            "                if self._order == Standing(event.order):\n                    self._order",
             "                if True:\n                    self._order",
         ),
         (
@@ -240,18 +240,18 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an answer that nobody awaits is ignored",
-            "return self._on_source_checked(event.instance) if self._order is _NoOrder.CHECK else []",
+            "return self._on_source_checked(event.instance) if self._order is NoOrder.CHECK else []",
             "return self._on_source_checked(event.instance)",
         ),
         (
             "one order stands at most",
-            "        if self._order is not _NoOrder.NOTHING_TO_SEND or self.spec.is_local:\n",
+            "        if self._order is not NoOrder.NOTHING_TO_SEND or self.spec.is_local:\n",
             "        if self.spec.is_local:\n",
         ),
         (
             "a shared node is sent nothing",
-            "        if self._order is not _NoOrder.NOTHING_TO_SEND or self.spec.is_local:\n",
-            "        if self._order is not _NoOrder.NOTHING_TO_SEND:\n",
+            "        if self._order is not NoOrder.NOTHING_TO_SEND or self.spec.is_local:\n",
+            "        if self._order is not NoOrder.NOTHING_TO_SEND:\n",
         ),
         (
             "patience with the source begins anew with capacity",
@@ -272,7 +272,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what stands is cancelled",
-            "return [CancelOrder(order=before.order)] if isinstance(before, _Standing) else []",
+            "return [CancelOrder(order=before.order)] if isinstance(before, Standing) else []",
             "return []",
         ),
         (
@@ -297,7 +297,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an order that is done stands no more",
-            "        if progress.done:\n            self._order = _NoOrder.ALL_SENT\n",
+            "        if progress.done:\n            self._order = NoOrder.ALL_SENT\n",
             "",
         ),
         (
@@ -317,27 +317,27 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "before prefill is done not all is there",
-            "all_there = self._prefilled_at is not None and isinstance(self._phase, _Moving)",
-            "all_there = isinstance(self._phase, _Moving)",
+            "all_there = self._prefilled_at is not None and isinstance(self._phase, Moving)",
+            "all_there = isinstance(self._phase, Moving)",
         ),
         (
             "without capacity the link is not waited for",
-            "all_there = self._prefilled_at is not None and isinstance(self._phase, _Moving)",
+            "all_there = self._prefilled_at is not None and isinstance(self._phase, Moving)",
             "all_there = self._prefilled_at is not None",
         ),
         (
             "what stands no more is not recorded",
-            "if self.progress is None or not isinstance(self._order, _Standing):",
+            "if self.progress is None or not isinstance(self._order, Standing):",
             "if self.progress is None:",
         ),
         (
             "an order that was cancelled is not lost",
-            "was_wanted = isinstance(before, _Standing | _Lost) and before.order == order",
-            "was_wanted = isinstance(before, _Standing | _Lost)",
+            "was_wanted = isinstance(before, Standing | Lost) and before.order == order",
+            "was_wanted = isinstance(before, Standing | Lost)",
         ),
         (
             "why it was lost is known",
-            "error = before.error if isinstance(before, _Lost) else NodeFailed(why)",
+            "error = before.error if isinstance(before, Lost) else NodeFailed(why)",
             "error = NodeFailed(why)",
         ),
         (
@@ -352,8 +352,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "when orders have ended capacity is given up",
-            "            case _Stopping():\n                return self._stop(phase.state)\n",
-            "            case _Stopping():\n                return []\n",
+            "            case Stopping():\n                return self._stop(phase.state)\n",
+            "            case Stopping():\n                return []\n",
         ),
         (
             "patience with a source has an end",
@@ -378,33 +378,33 @@ MUTANTS: tuple[Mutant, ...] = (
         # Time
         (
             "a turn is due to those that wait for it",
-            "return self._on_turn_due(phase, at) if isinstance(phase, _Refused) else []",
+            "return self._on_turn_due(phase, at) if isinstance(phase, Refused) else []",
             "return []",
         ),
         (
             "a target is asked again when it was away",
-            "if not isinstance(phase, _Seeking) or phase.target is not _Asking.RETURN:",
-            "if not isinstance(phase, _Seeking):",
+            "if not isinstance(phase, Seeking) or phase.target is not Asking.RETURN:",
+            "if not isinstance(phase, Seeking):",
         ),
         (
             "a source is checked when its order was lost",
-            "                if self._order is not _NoOrder.PAUSE:\n",
+            "                if self._order is not NoOrder.PAUSE:\n",
             "                if False:\n",
         ),
         (
             "an acknowledgement is not waited for longer",
-            "[*self._end_order(), *self._stop(phase.state)] if isinstance(phase, _Acknowledging) else []",
+            "[*self._end_order(), *self._stop(phase.state)] if isinstance(phase, Acknowledging) else []",
             "[]",
         ),
         (
             "what still stands then is cancelled",
-            "[*self._end_order(), *self._stop(phase.state)] if isinstance(phase, _Acknowledging) else []",
-            "self._stop(phase.state) if isinstance(phase, _Acknowledging) else []",
+            "[*self._end_order(), *self._stop(phase.state)] if isinstance(phase, Acknowledging) else []",
+            "self._stop(phase.state) if isinstance(phase, Acknowledging) else []",
         ),
         (
             "the first asks again",
-            "            case _Asking.FIRST:\n                return [self._ask(phase)]\n",
-            "            case _Asking.FIRST:\n                return []\n",
+            "            case Asking.FIRST:\n                return [self._ask(phase)]\n",
+            "            case Asking.FIRST:\n                return []\n",
         ),
         (
             "the others do not",
@@ -413,13 +413,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what is settled does not stand still",
-            "        if not isinstance(self._phase, _Seeking):\n            return []\n        informed",
+            "        if not isinstance(self._phase, Seeking):\n            return []\n        informed",
             "        informed",
         ),
-        ("a standstill ends it", "if left <= 0 and not isinstance(self._phase, _Refused):", "if False:"),
+        ("a standstill ends it", "if left <= 0 and not isinstance(self._phase, Refused):", "if False:"),
         (
             "without capacity it does not stand still",
-            "if left <= 0 and not isinstance(self._phase, _Refused):",
+            "if left <= 0 and not isinstance(self._phase, Refused):",
             "if left <= 0:",
         ),
         (
@@ -430,13 +430,13 @@ MUTANTS: tuple[Mutant, ...] = (
         # What its owner says
         (
             "one that nobody waits for any more ends when it is ready already",
-            "return self._close(DeliveryState.READY) if isinstance(self._phase, _Ready) else []",
+            "return self._close(DeliveryState.READY) if isinstance(self._phase, Ready) else []",
             "return []",
         ),
         (
             "prefill is done once",
-            "if self._prefilled_at is not None or not isinstance(self._phase, _Seeking):",
-            "if not isinstance(self._phase, _Seeking):",
+            "if self._prefilled_at is not None or not isinstance(self._phase, Seeking):",
+            "if not isinstance(self._phase, Seeking):",
         ),
         (
             "from the end of prefill a standstill counts",
@@ -487,7 +487,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a crash after the end is none",
-            "        if isinstance(self._phase, _Ended):\n            return []\n        tell",
+            "        if isinstance(self._phase, Ended):\n            return []\n        tell",
             "        tell",
         ),
         (
@@ -507,32 +507,32 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a last acknowledgement is waited for",
-            "if self._detached and isinstance(self._phase, _Ready) and isinstance(self._order, _Standing):",
+            "if self._detached and isinstance(self._phase, Ready) and isinstance(self._order, Standing):",
             "if False:",
         ),
         (
             "one that is released while somebody waits for it is not",
-            "if self._detached and isinstance(self._phase, _Ready) and isinstance(self._order, _Standing):",
-            "if isinstance(self._phase, _Ready) and isinstance(self._order, _Standing):",
+            "if self._detached and isinstance(self._phase, Ready) and isinstance(self._order, Standing):",
+            "if isinstance(self._phase, Ready) and isinstance(self._order, Standing):",
         ),
         (
             "one that is not ready has none",
-            "if self._detached and isinstance(self._phase, _Ready) and isinstance(self._order, _Standing):",
-            "if self._detached and isinstance(self._order, _Standing):",
+            "if self._detached and isinstance(self._phase, Ready) and isinstance(self._order, Standing):",
+            "if self._detached and isinstance(self._order, Standing):",
         ),
         (
             "without an order there is none",
-            "if self._detached and isinstance(self._phase, _Ready) and isinstance(self._order, _Standing):",
-            "if self._detached and isinstance(self._phase, _Ready):",
+            "if self._detached and isinstance(self._phase, Ready) and isinstance(self._order, Standing):",
+            "if self._detached and isinstance(self._phase, Ready):",
         ),
         (
             "it does not leave before its capacity is released",
-            "isinstance(self._phase, _Refused) and self._watch is None else []",
-            "isinstance(self._phase, _Refused) else []",
+            "isinstance(self._phase, Refused) and self._watch is None else []",
+            "isinstance(self._phase, Refused) else []",
         ),
         (
             "who waits in the queue leaves it",
-            "isinstance(self._phase, _Refused) and self._watch is None else []",
+            "isinstance(self._phase, Refused) and self._watch is None else []",
             "False else []",
         ),
         (

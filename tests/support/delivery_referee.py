@@ -15,18 +15,18 @@ from pdd.protocol.delivery_messages import DeliveryState, Timer
 
 FATAL = (ContextTooLong, Incompatible, BlocksLost)
 FOLLOWS = {
-    "new": {"placed", "refused", "ended"},
-    "placed": {"refused", "moving", "ready", "acknowledging", "stopping", "releasing", "ended"},
-    "refused": {"moving", "ready", "stopping", "releasing", "ended"},
-    "moving": {"refused", "ready", "acknowledging", "stopping", "releasing", "ended"},
-    "ready": {"acknowledging", "stopping", "releasing", "ended"},
-    "acknowledging": {"stopping", "releasing", "ended"},
-    "stopping": {"releasing", "ended"},
-    "releasing": {"ended"},
-    "ended": set[str](),
+    "New": {"Placed", "Refused", "Ended"},
+    "Placed": {"Refused", "Moving", "Ready", "Acknowledging", "Stopping", "Releasing", "Ended"},
+    "Refused": {"Moving", "Ready", "Stopping", "Releasing", "Ended"},
+    "Moving": {"Refused", "Ready", "Acknowledging", "Stopping", "Releasing", "Ended"},
+    "Ready": {"Acknowledging", "Stopping", "Releasing", "Ended"},
+    "Acknowledging": {"Stopping", "Releasing", "Ended"},
+    "Stopping": {"Releasing", "Ended"},
+    "Releasing": {"Ended"},
+    "Ended": set[str](),
 }
 """Which phase may follow which. One event may do two steps at once."""
-UNDER_WAY = ("placed", "refused", "moving")
+UNDER_WAY = ("Placed", "Refused", "Moving")
 
 
 class Violation(AssertionError):
@@ -85,7 +85,7 @@ class Referee:
         """Keeps the books; whose trouble it is."""
         match event:
             case dm.Begun():
-                self.begun = self.begun or self.delivery.phase == "new"
+                self.begun = self.begun or self.delivery.phase == "New"
             case dm.TurnTold():
                 self.asks_turn = False
             case dm.WatchReported():
@@ -245,7 +245,7 @@ class Referee:
 
     def check_rest(self, event: dm.Event, troubled: str | None, before: str) -> None:
         phase, state = self.delivery.phase, self.delivery.state
-        demand((phase == "ended") is (self.over or self.crashed), "the end is said")
+        demand((phase == "Ended") is (self.over or self.crashed), "the end is said")
         demand(self.delivery.sent == sum(self.sent.values()), "all that was sent counts")
         self.check_told(state)
         if before in UNDER_WAY and troubled is not None:
@@ -254,11 +254,11 @@ class Referee:
             self.check_awaits(phase)
         if state is DeliveryState.FAILED:
             demand(self.delivery.released, "what has failed holds nothing, or is about to")
-        if phase == "stopping":
+        if phase == "Stopping":
             demand(bool(self.unended) and self.standing is None, "it stops what is sent")
-        if phase == "acknowledging":
+        if phase == "Acknowledging":
             demand(Timer.ACKNOWLEDGEMENT in self.timers, "it waits so long for an acknowledgement")
-        if phase == "releasing":
+        if phase == "Releasing":
             demand(self.closing_watch, "it gives up its capacity")
         demand(repr(self.delivery).count(phase) > 0, "it says where it is")
 
@@ -283,13 +283,13 @@ class Referee:
 
     def check_awaits(self, phase: str) -> None:
         """Nothing is ever under way without something that will happen."""
-        in_queue = phase == "refused" and Timer.TURN in self.timers
+        in_queue = phase == "Refused" and Timer.TURN in self.timers
         returning = Timer.TARGET in self.timers
         demand(self.watch is not None or self.asks_turn or in_queue or returning, "the target is waited for")
-        if phase != "refused" and not self.spec.is_local:
+        if phase != "Refused" and not self.spec.is_local:
             lost = any(how in ("failed", "standing") for how in self.unended.values())
             again = Timer.SOURCE in self.timers or self.checks_source
             demand(lost or again or self.all_sent, "the source is waited for")
-        if phase == "refused":
+        if phase == "Refused":
             demand(self.standing is None, "nothing is sent without capacity")
         demand(not self.prefilled or Timer.STANDSTILL in self.timers, "a standstill will be noticed")

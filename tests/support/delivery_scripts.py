@@ -49,13 +49,13 @@ def ready(m: Any, **spec: Any) -> Play:
 
 def watch_and_order_go_out_together(m: Any) -> None:
     play = Play(m)
-    assert play.delivery.phase == "new"
+    assert play.delivery.phase == "New"
     watch, order = play.begin()
     assert watch == dm.OpenWatch(watch=Watch(watch=WatchId("d.1"), hashes=HASHES, reserve_blocks=9))
     assert order == dm.PlaceOrder(
         order=ReplicationOrder(order=OrderId("d.2"), target=NodeId("t"), hashes=HASHES, send_class=SendClass.NORMAL)
     )
-    assert (play.delivery.phase, play.delivery.state) == ("placed", DeliveryState.PLACED)
+    assert (play.delivery.phase, play.delivery.state) == ("Placed", DeliveryState.PLACED)
     assert play.begin() == [], "it begins once"
 
 
@@ -87,7 +87,7 @@ def a_refusal_ends_the_order_and_is_told_once(m: Any) -> None:
     assert play.turn(Turn.FIRST) == [timer(Timer.TURN, 0.25)]
     assert names(play.fire(Timer.TURN, after=0.25)) == ["OpenWatch"]
     assert names(play.watch_fails(3, NO_CAPACITY)) == ["JoinQueue", "FreeCapacity", "AskTurn"]
-    assert play.delivery.phase == "refused"
+    assert play.delivery.phase == "Refused"
 
 
 def nobody_gives_way_to_what_nobody_waits_for(m: Any) -> None:
@@ -167,7 +167,7 @@ def with_capacity_it_leaves_the_queue_and_sends(m: Any) -> None:
     play.fire(Timer.TURN, after=0.25)
     commands = play.report(3, 1)
     assert names(commands) == ["LeaveQueue", "PlaceOrder", "TellChange"]
-    assert play.delivery.phase == "moving"
+    assert play.delivery.phase == "Moving"
     assert play.report(3, 2) == []
     assert play.tell(dm.TurnChanged) == []
     play = refused(m)
@@ -180,7 +180,7 @@ def it_is_ready_when_the_goal_is(m: Any) -> None:
     play = moving(m)
     assert play.report(1, 3) == []
     assert names(play.report(1, 4)) == ["TellChange"]
-    assert (play.delivery.phase, play.delivery.settled, play.delivery.num_missing) == ("ready", True, 0)
+    assert (play.delivery.phase, play.delivery.settled, play.delivery.num_missing) == ("Ready", True, 0)
     play = moving(m, goal=2)
     assert play.report(1, 1) == []
     assert names(play.report(1, 2)) == ["TellChange"]
@@ -428,12 +428,12 @@ def a_demotion_reaches_the_order_that_stands(m: Any) -> None:
 def nothing_is_sent_any_more_by_the_time_that_capacity_is_given_up(m: Any) -> None:
     for play in (moving(m), ready(m)):
         assert play.tell(dm.Released) == [dm.CancelOrder(order=OrderId("d.2"))]
-        assert (play.delivery.phase, play.delivery.released) == ("stopping", True)
+        assert (play.delivery.phase, play.delivery.released) == ("Stopping", True)
         assert play.tell(dm.Released) == []
         assert play.order_ends(2) == [dm.CloseWatch(watch=WatchId("d.1"))]
-        assert play.delivery.phase == "releasing"
+        assert play.delivery.phase == "Releasing"
         assert play.watch_ends(1) == [dm.End()]
-        assert play.delivery.phase == "ended"
+        assert play.delivery.phase == "Ended"
         assert play.tell(dm.Released) == []
 
 
@@ -495,7 +495,7 @@ def a_detached_one_ends_itself_when_its_last_acknowledgement_has_come(m: Any) ->
     assert play.tell(dm.Detached) == []
     assert play.progress(2, 4) == [record(progress(2, 4), all_there=False)], "nobody is told"
     assert play.report(1, 4) == [record(progress(2, 4), all_there=False), timer(Timer.ACKNOWLEDGEMENT, 1.0)]
-    assert play.delivery.phase == "acknowledging"
+    assert play.delivery.phase == "Acknowledging"
     assert play.tell(dm.Released) == []
     assert names(play.progress(2, 4, 4, sent=400, done=True)) == ["RecordProgress"]
     assert play.delivery.sent == 400
@@ -528,7 +528,7 @@ def only_its_own_order_has_the_last_acknowledgement(m: Any) -> None:
     play.tell(dm.Detached)
     assert play.report(3, 4) == [timer(Timer.ACKNOWLEDGEMENT, 1.0)]
     assert play.order_ends(2) == []
-    assert play.delivery.phase == "acknowledging"
+    assert play.delivery.phase == "Acknowledging"
     assert play.order_ends(4) == [dm.CloseWatch(watch=WatchId("d.3"))]
 
 
@@ -552,7 +552,7 @@ def a_detached_one_that_fails_tells_nobody(m: Any) -> None:
 def whose_commands_cannot_be_carried_out_has_failed(m: Any) -> None:
     play = moving(m)
     assert play.tell(dm.Crashed) == [dm.TellChange()]
-    assert (play.delivery.phase, play.delivery.state) == ("ended", DeliveryState.FAILED)
+    assert (play.delivery.phase, play.delivery.state) == ("Ended", DeliveryState.FAILED)
     assert play.order_ends(2) == []
     assert play.watch_ends(1) == []
     play = ready(m)
@@ -695,9 +695,9 @@ def a_demoted_one_says_that_the_link_had_nothing_to_spare(m: Any) -> None:
 
 def it_says_where_it_is(m: Any) -> None:
     play = moving(m)
-    for part in ("d", "s->t", "moving", "d.2", "d.1"):
+    for part in ("d", "s->t", "Moving", "d.2", "d.1"):
         assert part in repr(play.delivery)
-    assert "ready" in repr(ready(m).delivery)
+    assert "Ready" in repr(ready(m).delivery)
     assert play.fire(Timer.STANDSTILL) == []
 
 

@@ -199,7 +199,7 @@ class Hands:
         late = [event for event in self.history if isinstance(event, dm.WatchEnded | dm.OrderEnded | dm.OrderFailed)]
         repeated = [type(event)(**{**fields_of(event), "at": now}) for event in late]
         event = random.choice([*events, *repeated])
-        if isinstance(event, dm.Begun) and self.referee.delivery.phase == "new":
+        if isinstance(event, dm.Begun) and self.referee.delivery.phase == "New":
             return
         if isinstance(event, dm.TurnChanged) and self.referee.asks_turn:
             return

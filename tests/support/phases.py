@@ -19,9 +19,13 @@ from types import SimpleNamespace
 from typing import Any, get_args
 from unittest.mock import patch
 
-from pdd.protocol import relay, relay_phases
+from pdd.protocol import delivery, delivery_messages, delivery_phases, relay, relay_phases
+from pdd.protocol.capacity_queue import CapacityQueue
 from pdd.router.driver.request import run
+from pdd.router.driver.transfers import transfer
 from pdd.sim.chaos.play import play_seed
+from tests.support.delivery_properties import PROPERTIES as DELIVERY_PROPERTIES
+from tests.support.delivery_scripts import SCRIPTS as DELIVERY_SCRIPTS
 from tests.support.relay_fault_scripts import FAULT_SCRIPTS
 from tests.support.relay_phase_scripts import PHASE_SCRIPTS
 from tests.support.relay_properties import PROPERTIES
@@ -123,6 +127,7 @@ def _always(machine: Machine, changes: set[Change]) -> set[tuple[str, str]]:
 # The machines ---------------------------------------------------------------------------------------------------------
 
 _NUM_RELAY_SEEDS = 100
+_NUM_DELIVERY_SEEDS = 60
 _NUM_CHAOS_SEEDS = 6
 
 
@@ -160,7 +165,34 @@ RELAY = Machine(
     play=_play_relay,
 )
 
-MACHINES: tuple[Machine, ...] = (RELAY,)
+
+def _delivery_event(event: Any) -> str:
+    return f"{event.timer.value} timer" if isinstance(event, delivery_messages.TimerFired) else type(event).__name__
+
+
+def _play_delivery() -> set[Change]:
+    seen: set[Change] = set()
+    deliveries = watched(delivery.Delivery, ["receive"], seen, _delivery_event)
+    module: Any = SimpleNamespace(**{**vars(delivery), "Delivery": deliveries, "CapacityQueue": CapacityQueue})
+    for script in DELIVERY_SCRIPTS:
+        script(module)
+    for seed in range(_NUM_DELIVERY_SEEDS):
+        for rule in DELIVERY_PROPERTIES:
+            rule(module, Random(seed))
+    with patch.object(transfer, "Delivery", deliveries):
+        for seed in range(_NUM_CHAOS_SEEDS):
+            play_seed(seed)
+    return seen
+
+
+DELIVERY = Machine(
+    title="A delivery of KV",
+    about="`protocol/delivery.py` decides; `protocol/delivery_phases.py` has the phases. `Delivery.phase` names where it is.",
+    phases=declared(delivery_phases.Phase),
+    play=_play_delivery,
+)
+
+MACHINES: tuple[Machine, ...] = (RELAY, DELIVERY)
 
 
 def main() -> int:

@@ -28,9 +28,7 @@ Phases::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import ClassVar, assert_never
+from typing import assert_never
 
 from pdd.core.errors import BlocksLost, CapacityExhausted, ContextTooLong, Incompatible, NodeFailed, PddError
 from pdd.core.ids import NodeInstance, OrderId, WatchId
@@ -79,132 +77,28 @@ from pdd.protocol.delivery_messages import (
     WatchFailed,
     WatchReported,
 )
+from pdd.protocol.delivery_phases import (
+    Acknowledging,
+    Asking,
+    Closing,
+    Ended,
+    Lost,
+    Moving,
+    New,
+    NoOrder,
+    Open,
+    Phase,
+    Placed,
+    Ready,
+    Refused,
+    Releasing,
+    Seeking,
+    Standing,
+    Stopping,
+)
 from pdd.protocol.standstill import Stance, Standstill
 
 # State ---------------------------------------------------------------------------------------------------------------
-
-
-class _Asking(Enum):
-    """What is waited for while the target has not said that it has capacity, or has not said it again."""
-
-    TURN = auto()
-    """Whether it may be asked."""
-    BEHIND = auto()
-    """Others in its queue."""
-    FIRST = auto()
-    """Something that is released there, or the time to ask again."""
-    ANSWER = auto()
-    """The first report of the watch."""
-    RETURN = auto()
-    """It was away."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """The watch has reported."""
-
-    num_ready: int
-
-
-@dataclass(slots=True, kw_only=True)
-class _Seeking:
-    """The delivery is under way: it seeks capacity, or has it."""
-
-    target: _Asking | _Open
-
-
-@dataclass(slots=True, kw_only=True)
-class _New:
-    state: ClassVar[DeliveryState] = DeliveryState.PLACED
-
-
-@dataclass(slots=True, kw_only=True)
-class _Placed(_Seeking):
-    """The target has not answered yet."""
-
-    state: ClassVar[DeliveryState] = DeliveryState.PLACED
-
-
-@dataclass(slots=True, kw_only=True)
-class _Refused(_Seeking):
-    """The target had no capacity, or others wait for it already. No order stands."""
-
-    since: Seconds
-    state: ClassVar[DeliveryState] = DeliveryState.REFUSED
-
-
-@dataclass(slots=True, kw_only=True)
-class _Moving(_Seeking):
-    """The target had capacity when it answered last."""
-
-    state: ClassVar[DeliveryState] = DeliveryState.MOVING
-
-
-@dataclass(slots=True, kw_only=True)
-class _Ready:
-    """The target holds the goal for as long as the watch is open."""
-
-    state: ClassVar[DeliveryState] = DeliveryState.READY
-
-
-@dataclass(slots=True, kw_only=True)
-class _Closing:
-    """Nobody wants it any more, or it has failed. ``state``: what had become of it."""
-
-    state: DeliveryState
-
-
-class _Acknowledging(_Closing):
-    """What was sent is told with the last acknowledgement, which comes after the block: the order may end by itself."""
-
-    __slots__ = ()
-
-
-class _Stopping(_Closing):
-    """Orders are told to end, and the watch stays open until they have."""
-
-    __slots__ = ()
-
-
-class _Releasing(_Closing):
-    """Nothing is sent any more, and the watch is told to close."""
-
-    __slots__ = ()
-
-
-class _Ended(_Closing):
-    """Nothing is held any more."""
-
-    __slots__ = ()
-
-
-_Phase = _New | _Placed | _Refused | _Moving | _Ready | _Acknowledging | _Stopping | _Releasing | _Ended
-
-
-class _NoOrder(Enum):
-    """Why none stands."""
-
-    NOTHING_TO_SEND = auto()
-    """Not yet, not now, or not at all."""
-    ALL_SENT = auto()
-    """Every block was at the target when the order was done."""
-    PAUSE = auto()
-    """The last one was lost; the source is asked in a moment."""
-    CHECK = auto()
-    """It is being asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Standing:
-    order: OrderId
-
-
-@dataclass(frozen=True, slots=True)
-class _Lost:
-    """The source is being told that the order is over."""
-
-    order: OrderId
-    error: PddError
 
 
 class _Patience:
@@ -236,8 +130,8 @@ class Delivery:
         self.is_targets_fault = False
         """It has failed because the target was away, or not what it should be."""
         self._limits = limits
-        self._phase: _Phase = _New()
-        self._order: _NoOrder | _Standing | _Lost = _NoOrder.NOTHING_TO_SEND
+        self._phase: Phase = New()
+        self._order: NoOrder | Standing | Lost = NoOrder.NOTHING_TO_SEND
         self._watch: WatchId | None = None
         self._unended: set[OrderId] = set()
         self._num_names = 0
@@ -252,7 +146,7 @@ class Delivery:
         self._standstill = Standstill(limits)
 
     def __repr__(self) -> str:
-        target = f" target={self._phase.target}" if isinstance(self._phase, _Seeking) else ""
+        target = f" target={self._phase.target}" if isinstance(self._phase, Seeking) else ""
         return (
             f"<Delivery {self.spec.name} {self.spec.source}->{self.spec.target} {self.phase} state={self.state.name}"
             f"{target} order={self._order} unended={sorted(self._unended)} watch={self._watch}"
@@ -261,8 +155,8 @@ class Delivery:
 
     @property
     def phase(self) -> str:
-        """A short name, for people and for tests."""
-        return type(self._phase).__name__.removeprefix("_").lower()
+        """The name of a class of ``protocol.delivery_phases``."""
+        return type(self._phase).__name__
 
     @property
     def state(self) -> DeliveryState:
@@ -281,7 +175,7 @@ class Delivery:
     @property
     def released(self) -> bool:
         """It holds nothing any more, or is about to."""
-        return isinstance(self._phase, _Closing)
+        return isinstance(self._phase, Closing)
 
     @property
     def demoted(self) -> bool:
@@ -336,7 +230,7 @@ class Delivery:
     ) -> list[Command]:
         match event:
             case Begun():
-                return self._begin(event) if isinstance(self._phase, _New) else []
+                return self._begin(event) if isinstance(self._phase, New) else []
             case TurnTold():
                 return self._on_turn(event.turn, event.at)
             case TurnChanged():
@@ -356,41 +250,41 @@ class Delivery:
         return watch == self._watch
 
     def _waits_in_queue(self) -> bool:
-        return isinstance(self._phase, _Refused) and self._phase.target in (_Asking.BEHIND, _Asking.FIRST)
+        return isinstance(self._phase, Refused) and self._phase.target in (Asking.BEHIND, Asking.FIRST)
 
     def _begin(self, event: Begun) -> list[Command]:
         self._standstill.moved(event.at)
         if event.turn is not Turn.OPEN:
-            self._phase = _Refused(target=_Asking.TURN, since=event.at)
+            self._phase = Refused(target=Asking.TURN, since=event.at)
             return [AskTurn()]
-        phase = self._phase = _Placed(target=_Asking.ANSWER)
+        phase = self._phase = Placed(target=Asking.ANSWER)
         return [self._ask(phase), *self._begin_order()]
 
     def _on_turn(self, turn: Turn, at: Seconds) -> list[Command]:
         phase = self._phase
-        if not isinstance(phase, _Seeking):
+        if not isinstance(phase, Seeking):
             return []
         was_called = self._waits_in_queue() and turn is Turn.CALLED
-        if phase.target is not _Asking.TURN and not self._waits_in_queue():
+        if phase.target is not Asking.TURN and not self._waits_in_queue():
             return []
         return [self._ask(phase)] if turn is Turn.OPEN or was_called else self._wait_in_queue(phase, turn, at)
 
-    def _ask(self, phase: _Seeking) -> OpenWatch:
-        phase.target = _Asking.ANSWER
+    def _ask(self, phase: Seeking) -> OpenWatch:
+        phase.target = Asking.ANSWER
         self._watch = WatchId(self._next_name())
         return OpenWatch(
             watch=Watch(watch=self._watch, hashes=self.spec.hashes, reserve_blocks=self.spec.reserve_blocks)
         )
 
-    def _wait_in_queue(self, seeking: _Seeking, turn: Turn, at: Seconds) -> list[Command]:
-        since = seeking.since if isinstance(seeking, _Refused) else at
+    def _wait_in_queue(self, seeking: Seeking, turn: Turn, at: Seconds) -> list[Command]:
+        since = seeking.since if isinstance(seeking, Refused) else at
         if self._has_waited_too_long(since, at):
             why = f"no room at node {self.spec.target}"
             return self._fail(CapacityExhausted(why, retry_after_s=self._limits.retry_after))
         phase, commands = self._refuse(seeking, at)
         if turn is Turn.CALLED:
             return [*commands, self._ask(phase)]
-        phase.target = _Asking.FIRST if turn is Turn.FIRST else _Asking.BEHIND
+        phase.target = Asking.FIRST if turn is Turn.FIRST else Asking.BEHIND
         delay = self._limits.node_retry if turn is Turn.FIRST else self._limits.capacity_patience
         return [*commands, SetTimer(timer=Timer.TURN, delay=delay)]
 
@@ -400,23 +294,23 @@ class Delivery:
             return True
         return self.demoted or now - since >= self._limits.max_queue
 
-    def _refuse(self, seeking: _Seeking, at: Seconds) -> tuple[_Refused, list[Command]]:
+    def _refuse(self, seeking: Seeking, at: Seconds) -> tuple[Refused, list[Command]]:
         """What is sent to a target without capacity can't be kept."""
-        if isinstance(seeking, _Refused):
+        if isinstance(seeking, Refused):
             return seeking, []
-        phase = self._phase = _Refused(target=seeking.target, since=at)
+        phase = self._phase = Refused(target=seeking.target, since=at)
         return phase, [*self._tell_change(), *self._end_order()]
 
     def _on_report(self, num_ready: int, at: Seconds) -> list[Command]:
         phase = self._phase
         match phase:
-            case _Placed() | _Refused() | _Moving():
+            case Placed() | Refused() | Moving():
                 return self._take_report(phase, num_ready, at)
-            case _Closing():
+            case Closing():
                 if self._reaches_goal(num_ready) and not self.settled:
                     phase.state = DeliveryState.READY  # it is true, though nobody waits for it
                 return []
-            case _New() | _Ready():
+            case New() | Ready():
                 return []
             case _:
                 assert_never(phase)
@@ -424,49 +318,49 @@ class Delivery:
     def _reaches_goal(self, num_ready: int) -> bool:
         return num_ready >= (len(self.spec.hashes) if self.spec.goal is None else self.spec.goal)
 
-    def _take_report(self, phase: _Placed | _Refused | _Moving, num_ready: int, at: Seconds) -> list[Command]:
+    def _take_report(self, phase: Placed | Refused | Moving, num_ready: int, at: Seconds) -> list[Command]:
         self._target_patience.forget()
-        before = phase.target.num_ready if isinstance(phase.target, _Open) else None
-        was_refused = isinstance(phase, _Refused)
+        before = phase.target.num_ready if isinstance(phase.target, Open) else None
+        was_refused = isinstance(phase, Refused)
         if was_refused or (before is not None and num_ready > before):
             self._standstill.moved(at)
         leaving: list[Command] = [LeaveQueue()] if was_refused else []
         if self._reaches_goal(num_ready):
             return [*leaving, *self._become_ready()]
-        if before is None and self._order is _NoOrder.ALL_SENT:
-            self._order = _NoOrder.NOTHING_TO_SEND  # they came before there was capacity to keep them
-        self._phase = _Moving(target=_Open(num_ready))
-        tell = [] if isinstance(phase, _Moving) else self._tell_change()
+        if before is None and self._order is NoOrder.ALL_SENT:
+            self._order = NoOrder.NOTHING_TO_SEND  # they came before there was capacity to keep them
+        self._phase = Moving(target=Open(num_ready))
+        tell = [] if isinstance(phase, Moving) else self._tell_change()
         return [*leaving, *self._begin_order(), *tell]
 
     def _become_ready(self) -> list[Command]:
-        self._phase = _Ready()
+        self._phase = Ready()
         return [*self._tell_change(), *(self._close(DeliveryState.READY) if self._detached else [])]
 
     def _on_watch_gone(self, error: PddError, at: Seconds) -> list[Command]:
         self._watch = None
         phase = self._phase
         match phase:
-            case _Placed() | _Refused() | _Moving():
+            case Placed() | Refused() | Moving():
                 return self._bear_target(phase, error, at)
-            case _Releasing():
+            case Releasing():
                 return self._end(phase.state)
-            case _New() | _Ready() | _Acknowledging() | _Stopping() | _Ended():
+            case New() | Ready() | Acknowledging() | Stopping() | Ended():
                 return []
             case _:
                 assert_never(phase)
 
-    def _bear_target(self, seeking: _Placed | _Refused | _Moving, error: PddError, at: Seconds) -> list[Command]:
+    def _bear_target(self, seeking: Placed | Refused | Moving, error: PddError, at: Seconds) -> list[Command]:
         if isinstance(error, CapacityExhausted):
             phase, commands = self._refuse(seeking, at)
-            phase.target = _Asking.TURN
+            phase.target = Asking.TURN
             freeing: list[Command] = [] if self.demoted else [FreeCapacity()]
             return [JoinQueue(), *freeing, *commands, AskTurn()]
         if not self._target_patience.bears(error, at):
             self.is_targets_fault = True
             return self._fail(error)
-        seeking.target = _Asking.RETURN
-        leaving: list[Command] = [LeaveQueue()] if isinstance(seeking, _Refused) else []
+        seeking.target = Asking.RETURN
+        leaving: list[Command] = [LeaveQueue()] if isinstance(seeking, Refused) else []
         return [*leaving, SetTimer(timer=Timer.TARGET, delay=self._limits.node_retry)]
 
     # The source -------------------------------------------------------------------------------------------------------
@@ -479,29 +373,29 @@ class Delivery:
                 self._instance = self._instance or event.instance
                 return []
             case OrderProgressed():
-                stands = self._order == _Standing(event.progress.order)
+                stands = self._order == Standing(event.progress.order)
                 return self._take_progress(event.progress, event.at) if stands else []
             case OrderFailed():
-                if self._order == _Standing(event.order):
-                    self._order = _Lost(event.order, event.error)
+                if self._order == Standing(event.order):
+                    self._order = Lost(event.order, event.error)
                 return []
             case OrderEnded():
                 return self._on_order_ended(event.order, event.at) if event.order in self._unended else []
             case SourceChecked():
-                return self._on_source_checked(event.instance) if self._order is _NoOrder.CHECK else []
+                return self._on_source_checked(event.instance) if self._order is NoOrder.CHECK else []
             case _:
                 assert_never(event)
 
     def _begin_order(self) -> list[Command]:
         """Unless there is one already, or nothing to send."""
-        if self._order is not _NoOrder.NOTHING_TO_SEND or self.spec.is_local:
+        if self._order is not NoOrder.NOTHING_TO_SEND or self.spec.is_local:
             return []
         self._source_patience.forget()
         return [self._place_order()]
 
     def _place_order(self) -> PlaceOrder:
         self._sent_before, self.progress = self.sent, None
-        self._order = _Standing(OrderId(self._next_name()))
+        self._order = Standing(OrderId(self._next_name()))
         self._unended.add(self._order.order)
         order = ReplicationOrder(
             order=self._order.order, target=self.spec.target, hashes=self.spec.hashes, send_class=self._send_class
@@ -509,8 +403,8 @@ class Delivery:
         return PlaceOrder(order=order)
 
     def _end_order(self) -> list[Command]:
-        before, self._order = self._order, _NoOrder.NOTHING_TO_SEND
-        return [CancelOrder(order=before.order)] if isinstance(before, _Standing) else []
+        before, self._order = self._order, NoOrder.NOTHING_TO_SEND
+        return [CancelOrder(order=before.order)] if isinstance(before, Standing) else []
 
     def _take_progress(self, progress: ReplicationProgress, at: Seconds) -> list[Command]:
         """Being placed is no progress: a node may accept an order again and again and never get through to its peer."""
@@ -521,34 +415,34 @@ class Delivery:
             self._standstill.moved(at)
         record = self._record()
         if progress.done:
-            self._order = _NoOrder.ALL_SENT
+            self._order = NoOrder.ALL_SENT
         is_new = progress.num_missing is not None and (before is None or before.num_missing is None)
         return [*record, TellInformed()] if is_new and self._is_heard() else record
 
     def _record(self) -> list[Command]:
         """What the source said last, and whether only the link is waited for now."""
-        if self.progress is None or not isinstance(self._order, _Standing):
+        if self.progress is None or not isinstance(self._order, Standing):
             return []
-        all_there = self._prefilled_at is not None and isinstance(self._phase, _Moving)
+        all_there = self._prefilled_at is not None and isinstance(self._phase, Moving)
         return [RecordProgress(progress=self.progress, all_there=all_there, send_class=self._send_class)]
 
     def _on_order_ended(self, order: OrderId, at: Seconds) -> list[Command]:
         self._unended.remove(order)
         before, phase = self._order, self._phase
-        was_wanted = isinstance(before, _Standing | _Lost) and before.order == order
+        was_wanted = isinstance(before, Standing | Lost) and before.order == order
         if was_wanted:
-            self._order = _NoOrder.NOTHING_TO_SEND
+            self._order = NoOrder.NOTHING_TO_SEND
         match phase:
-            case _Placed() | _Refused() | _Moving():
+            case Placed() | Refused() | Moving():
                 why = f"node {self.spec.source} ended an order"
-                error = before.error if isinstance(before, _Lost) else NodeFailed(why)
+                error = before.error if isinstance(before, Lost) else NodeFailed(why)
                 return self._bear_source(error, at) if was_wanted else []
-            case _Acknowledging():
-                stands = isinstance(self._order, _Standing | _Lost)
+            case Acknowledging():
+                stands = isinstance(self._order, Standing | Lost)
                 return [] if stands else self._stop(phase.state)
-            case _Stopping():
+            case Stopping():
                 return self._stop(phase.state)
-            case _New() | _Ready() | _Releasing() | _Ended():
+            case New() | Ready() | Releasing() | Ended():
                 return []
             case _:
                 assert_never(phase)
@@ -556,7 +450,7 @@ class Delivery:
     def _bear_source(self, error: PddError, at: Seconds) -> list[Command]:
         if not self._source_patience.bears(error, at):
             return self._fail(error)
-        self._order = _NoOrder.PAUSE
+        self._order = NoOrder.PAUSE
         return [SetTimer(timer=Timer.SOURCE, delay=self._limits.node_retry)]
 
     def _on_source_checked(self, instance: NodeInstance | None) -> list[Command]:
@@ -571,43 +465,43 @@ class Delivery:
         phase = self._phase
         match timer:
             case Timer.TURN:
-                return self._on_turn_due(phase, at) if isinstance(phase, _Refused) else []
+                return self._on_turn_due(phase, at) if isinstance(phase, Refused) else []
             case Timer.TARGET:
-                if not isinstance(phase, _Seeking) or phase.target is not _Asking.RETURN:
+                if not isinstance(phase, Seeking) or phase.target is not Asking.RETURN:
                     return []
-                phase.target = _Asking.TURN
+                phase.target = Asking.TURN
                 return [AskTurn()]
             case Timer.SOURCE:
-                if self._order is not _NoOrder.PAUSE:
+                if self._order is not NoOrder.PAUSE:
                     return []
-                self._order = _NoOrder.CHECK
+                self._order = NoOrder.CHECK
                 return [CheckSource()]
             case Timer.ACKNOWLEDGEMENT:
-                return [*self._end_order(), *self._stop(phase.state)] if isinstance(phase, _Acknowledging) else []
+                return [*self._end_order(), *self._stop(phase.state)] if isinstance(phase, Acknowledging) else []
             case Timer.STANDSTILL:
                 return []
             case _:
                 assert_never(timer)
 
-    def _on_turn_due(self, phase: _Refused, at: Seconds) -> list[Command]:
+    def _on_turn_due(self, phase: Refused, at: Seconds) -> list[Command]:
         match phase.target:
-            case _Asking.FIRST:
+            case Asking.FIRST:
                 return [self._ask(phase)]
-            case _Asking.BEHIND:
+            case Asking.BEHIND:
                 return self._wait_in_queue(phase, Turn.BEHIND, at)
-            case _Asking.TURN | _Asking.ANSWER | _Asking.RETURN | _Open():
+            case Asking.TURN | Asking.ANSWER | Asking.RETURN | Open():
                 return []
             case _:
                 assert_never(phase.target)
 
     def _on_standstill(self, due: StandstillDue) -> list[Command]:
         """A block that the source never got, or lost before it was sent, never arrives."""
-        if not isinstance(self._phase, _Seeking):
+        if not isinstance(self._phase, Seeking):
             return []
         informed = self.progress is not None and self.progress.num_missing is not None
         stance = Stance(demoted=self.demoted, informed=informed, is_local=self.spec.is_local)
         left = self._standstill.look(due, stance)
-        if left <= 0 and not isinstance(self._phase, _Refused):
+        if left <= 0 and not isinstance(self._phase, Refused):
             why = "the line had nothing to spare for it" if self.demoted else "the transfer has come to a standstill"
             return self._fail(NodeFailed(why))
         return [SetTimer(timer=Timer.STANDSTILL, delay=self._standstill.again_after(left, due.at))]
@@ -622,7 +516,7 @@ class Delivery:
                 return self._demote(event.at)
             case Detached():
                 self._detached = True
-                return self._close(DeliveryState.READY) if isinstance(self._phase, _Ready) else []
+                return self._close(DeliveryState.READY) if isinstance(self._phase, Ready) else []
             case Released():
                 return self._close(self.state)
             case Crashed():
@@ -631,7 +525,7 @@ class Delivery:
                 assert_never(event)
 
     def _on_prefilled(self, at: Seconds) -> list[Command]:
-        if self._prefilled_at is not None or not isinstance(self._phase, _Seeking):
+        if self._prefilled_at is not None or not isinstance(self._phase, Seeking):
             return []
         self._prefilled_at = at
         self._standstill.moved(at)
@@ -640,7 +534,7 @@ class Delivery:
     def _demote(self, at: Seconds) -> list[Command]:
         self._send_class = SendClass.BACKGROUND
         self._standstill.moved(at)
-        if not isinstance(self._order, _Standing):
+        if not isinstance(self._order, Standing):
             return []
         return [*self._record(), Reclassify(order=self._order.order, send_class=self._send_class)]
 
@@ -654,43 +548,43 @@ class Delivery:
 
     def _fail(self, error: PddError) -> list[Command]:
         tell: list[Command] = [*self._leave_queue(), *([TellChange()] if self._is_heard() else [])]
-        self.error, self._phase = error, _Stopping(state=DeliveryState.FAILED)
+        self.error, self._phase = error, Stopping(state=DeliveryState.FAILED)
         return [*self._record(), *tell, *self._end_order(), *self._stop(DeliveryState.FAILED)]
 
     def _crash(self) -> list[Command]:
-        if isinstance(self._phase, _Ended):
+        if isinstance(self._phase, Ended):
             return []
         tell: list[Command] = [TellChange()] if self._is_heard() and not self.settled else []
-        self._order, self._watch = _NoOrder.NOTHING_TO_SEND, None
+        self._order, self._watch = NoOrder.NOTHING_TO_SEND, None
         self._unended.clear()
-        self._phase = _Ended(state=self.state if self.settled else DeliveryState.FAILED)
+        self._phase = Ended(state=self.state if self.settled else DeliveryState.FAILED)
         return tell
 
     def _close(self, state: DeliveryState) -> list[Command]:
         """Once: what is being closed already takes its course."""
         if self.released:
             return []
-        if self._detached and isinstance(self._phase, _Ready) and isinstance(self._order, _Standing):
-            self._phase = _Acknowledging(state=state)
+        if self._detached and isinstance(self._phase, Ready) and isinstance(self._order, Standing):
+            self._phase = Acknowledging(state=state)
             return [SetTimer(timer=Timer.ACKNOWLEDGEMENT, delay=self._limits.capacity_patience)]
         return [*self._leave_queue(), *self._end_order(), *self._stop(state)]
 
     def _leave_queue(self) -> list[Command]:
         """One that has asked already may have been given capacity: the next one waits until that is released."""
-        return [LeaveQueue()] if isinstance(self._phase, _Refused) and self._watch is None else []
+        return [LeaveQueue()] if isinstance(self._phase, Refused) and self._watch is None else []
 
     def _stop(self, state: DeliveryState) -> list[Command]:
         """Nothing is sent any more by the time that the capacity for it is given up."""
         if self._unended:
-            self._phase = _Stopping(state=state)
+            self._phase = Stopping(state=state)
             return []
         if self._watch is None:
             return self._end(state)
-        self._phase = _Releasing(state=state)
+        self._phase = Releasing(state=state)
         return [CloseWatch(watch=self._watch)]
 
     def _end(self, state: DeliveryState) -> list[Command]:
-        self._phase = _Ended(state=state)
+        self._phase = Ended(state=state)
         return [End()]
 
     def _next_name(self) -> str:
