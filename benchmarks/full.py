@@ -15,8 +15,8 @@ from pdd.cli.ask.client import RouterClient
 from pdd.cli.ask.conversation import Pins, Question, ReceivedAnswer, TokenPrompt
 from pdd.cli.ask.measure import measure
 from pdd.cli.deploy.deployment import Deployment, run_deployment
-from pdd.cli.topology.check import block_tokens_of
 from pdd.cli.topology.file import load_topology
+from pdd.cli.topology.wiring import block_tokens_of
 from pdd.core.errors import Unavailable
 from pdd.core.replication import NodeStats
 from pdd.core.topology import Address, Topology

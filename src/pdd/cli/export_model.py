@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pdd.cli.options import Subparsers, add_json
+from pdd.cli.commands import CommandParser
+from pdd.cli.options import add_json
 from pdd.cli.output import print_json
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds ``pdd export-model``."""
-    parser = commands.add_parser(
-        "export-model",
-        help="write a model of the catalog as a Hugging Face folder, or such a folder without its weights",
-        description="Writes a model of PDD's catalog as a Hugging Face folder in float32, with exactly the numbers that "
+def define(parser: CommandParser) -> None:
+    """``pdd export-model``."""
+    parser.description = (
+        "Writes a model of PDD's catalog as a Hugging Face folder in float32, with exactly the numbers that "
         "the embedded engine computes with: for vLLM, transformers and others. Given a folder's path, copies all but its "
-        "weights: what a machine needs that runs a router or a KV node, but no engine.",
+        "weights: what a machine needs that runs a router or a KV node, but no engine."
     )
     parser.add_argument("model", metavar="NAME", help="a name of the catalog, or the path of a folder, with a / in it")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to; it must not exist")

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable
 from math import inf, isfinite, nan
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,25 +20,6 @@ ENGINE_CHOICES = ("embedded", "vllm", "mixed")
 
 Run = Callable[[argparse.Namespace], int]
 """Runs a command with its parsed arguments; returns the exit code."""
-
-
-class Subparsers(Protocol):
-    """Where a module adds its commands' parsers: what argparse returns from ``add_subparsers``."""
-
-    def add_parser(
-        self,
-        name: str,
-        *,
-        help: str,  # noqa: A002 (argparse's name)
-        description: str,
-        epilog: str | None = None,
-    ) -> argparse.ArgumentParser: ...
-
-
-class Command(Protocol):
-    """A module of commands: adds its parsers, each with a default ``run`` of type ``Run``."""
-
-    def add_commands(self, commands: Subparsers) -> None: ...
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

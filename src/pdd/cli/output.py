@@ -5,7 +5,6 @@ Whatever the streams are: a terminal that knows ASCII only, a pipe whose reader 
 
 from __future__ import annotations
 
-import argparse
 import codecs
 import errno
 import io
@@ -18,39 +17,24 @@ from contextlib import contextmanager
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 
 import msgspec
-from rich.console import Console
 
 from pdd.cli.given_text import as_text
 from pdd.core.errors import ConfigError, Incompatible, InvalidRequest, PddError, Unauthorized
 
 if TYPE_CHECKING:
-    from _typeshed import SupportsWrite
     from typing_extensions import Buffer
 
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
-
-WIDTH_WITHOUT_TERMINAL = 100
 
 PLAIN_SIGNS = {"━": "=", "─": "-", "–": "-", "▪": "*", "·": ".", "►": ">", "└": "+", "┘": "+", "✓": "v", "✗": "x"}
 """What becomes of our own signs where they can't be shown."""
 
 Replace = Callable[[UnicodeError], tuple[str | bytes, int]]
 """What Python calls where a character can't be encoded: what stands for it, and where to go on."""
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are ConfigErrors, so that they are shown like every other error."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see `{self.prog} --help`)")
-
-    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        """Of help and version. argparse's own takes no notice of what can't be written."""
-        (file or sys.stderr).write(message)
 
 
 # Streams --------------------------------------------------------------------------------------------------------------
@@ -149,20 +133,6 @@ def flush_output() -> None:
     """Raises OutputLost: what was written did not get through."""
     sys.stdout.flush()
     sys.stderr.flush()
-
-
-def open_console(*, stderr: bool = False) -> Console:
-    """Standard output, or standard error for progress; as wide as the terminal is, or as ``COLUMNS`` says."""
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH_WITHOUT_TERMINAL
-    return _Console(stderr=stderr, width=width, highlight=False, markup=False)
-
-
-class _Console(Console):
-    """Cuts nothing: what is wider than the terminal runs over its edge."""
-
-    def print(self, *objects: object, crop: bool = False, **how: Any) -> None:  # noqa: ANN401 (Rich's own)
-        super().print(*objects, crop=crop, **how)
 
 
 # Results --------------------------------------------------------------------------------------------------------------

@@ -1,23 +1,22 @@
 """The program ``pdd``: finds the command that is meant and runs it.
 
-What a command needs is imported when it runs, so that ``pdd --help`` is quick and a KV node's process holds no engine.
+Only that command is imported, and what it needs when it runs: ``pdd --help`` is quick, a KV node's process holds no engine.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import sys
 from collections.abc import Sequence
 from typing import cast
 
 from pdd import __version__
-from pdd.cli.options import Command, Run, Subparsers
+from pdd.cli.commands import Listed, Parser, add_group
+from pdd.cli.options import Run
 from pdd.cli.output import (
     EXIT_BAD_INPUT,
     OutputLost,
-    Parser,
     exit_code_of,
     flush_output,
     root_cause,
@@ -26,19 +25,30 @@ from pdd.cli.output import (
 )
 from pdd.core.errors import PddError
 
-_COMMAND_MODULES = (
-    "deploy.up",
-    "ask.command",
-    "demo.command",
-    "verify.command",
-    "deploy.status",
-    "deploy.link",
-    "sim.command",
-    "roles.command",
-    "export_model",
-    "version",
+_COMMANDS = (
+    Listed(name="up", module="deploy.up", summary="run every role of a topology on this machine"),
+    Listed(name="ask", module="ask.command", summary="send one prompt and see who computed which token"),
+    Listed(name="demo", module="demo.command", summary="see a relayed answer, and what the relay is good for"),
+    Listed(name="verify", module="verify.command", summary="prove that relayed answers are the same, token for token"),
+    Listed(name="status", module="deploy.status", summary="show what a running deployment does"),
+    Listed(name="link", module="deploy.link", summary="show or change an emulated link while it runs"),
+    Listed(name="sim", module="sim.command", summary="simulate a deployment on a virtual clock"),
+    Listed(name="topology", module="deploy.topology", summary="write what a topology's roles are started from"),
+    Listed(
+        name="node",
+        module="roles.command",
+        summary="run one KV node: a process that holds KV blocks in memory and replicates them",
+    ),
+    Listed(name="engine", module="roles.command", summary="run one engine: token IDs in, token IDs out, over HTTP"),
+    Listed(name="wan", module="roles.command", summary="run one emulated link between two clusters"),
+    Listed(name="router", module="roles.command", summary="run the router: the OpenAI-compatible front door"),
+    Listed(
+        name="export-model",
+        module="export_model",
+        summary="write a model of the catalog as a Hugging Face folder, or such a folder without its weights",
+    ),
+    Listed(name="version", module="version", summary="print PDD's version"),
 )
-"""In the order in which ``pdd --help`` lists them."""
 
 _logger = logging.getLogger(__name__)
 
@@ -83,16 +93,12 @@ def _fail(error: BaseException, *, as_json: bool) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of every command."""
+    """The parser of every command; each defines itself when it is the one that is meant."""
     parser = Parser(
         prog="pdd",
         description="Prefill / relay-decode / main-decode serving of LLMs across datacenters.",
         epilog="Each command has its own --help.",
     )
     parser.add_argument("--version", action="version", version=f"pdd {__version__}", help="print the version and exit")
-    commands = cast(
-        "Subparsers", parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    )
-    for name in _COMMAND_MODULES:
-        cast("Command", importlib.import_module(f"pdd.cli.{name}")).add_commands(commands)
+    add_group(parser, title="commands", metavar="COMMAND", commands=_COMMANDS)
     return parser

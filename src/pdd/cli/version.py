@@ -6,13 +6,14 @@ import argparse
 import platform
 
 from pdd import __version__
-from pdd.cli.options import Subparsers, add_json
+from pdd.cli.commands import CommandParser
+from pdd.cli.options import add_json
 from pdd.cli.output import print_json
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds ``pdd version``."""
-    parser = commands.add_parser("version", help="print PDD's version", description="Print PDD's version.")
+def define(parser: CommandParser) -> None:
+    """``pdd version``."""
+    parser.description = "Print PDD's version."
     add_json(parser)
     parser.set_defaults(run=run_version)
 

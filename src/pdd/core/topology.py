@@ -1,8 +1,8 @@
 """Which roles run where, and what joins them: one deployment as plain data.
 
 Read from a TOML file by ``pdd.cli.topology.file``, which also checks it (names resolve, ports are free, an arena holds
-a request). Unknown keys are refused. A *resolved* topology has no port 0 left and, for every link, one forwarding port
-per endpoint that is reached across it; that is what roles are started with.
+a request). Unknown keys are refused. A *resolved* topology has no port 0 left, for every link one forwarding port per
+endpoint that is reached across it, and the KV format of its model; that is what roles are started with.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 from ipaddress import ip_address
+from itertools import groupby
 
 import msgspec
 
 from pdd.core.errors import ConfigError
 from pdd.core.ids import NodeId, WorkerId
-from pdd.core.kv_format import DType
+from pdd.core.kv_format import DType, KvFormat, TensorSpec
 from pdd.core.request import Role
 from pdd.core.units import BitsPerSecond, Bytes, BytesPerSecond, Seconds
 
@@ -32,6 +33,11 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_model_path(name: str) -> bool:
+    """Whether a model's name is the path of its folder."""
+    return "/" in name
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -242,6 +248,58 @@ class RouterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sla: SlaTable = SlaTable()
 
 
+class TensorTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tensor that a layer caches; ``shape`` is per token."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+class LayersTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """So many layers, one after the other, that cache the same tensors."""
+
+    count: int = 1
+    tensors: tuple[TensorTable, ...]
+
+
+class KvFormatTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A KV format as a file holds it, so that a KV node needs no model to know its blocks."""
+
+    model: str
+    """The weights' own name, revision included; not what clients call the model."""
+    block_tokens: int
+    layers: tuple[LayersTable, ...]
+
+    @classmethod
+    def of(cls, kv_format: KvFormat) -> KvFormatTable:
+        """The table whose ``kv_format`` this is."""
+        return cls(
+            model=kv_format.model,
+            block_tokens=kv_format.block_tokens,
+            layers=tuple(
+                LayersTable(
+                    count=len(list(alike)),
+                    tensors=tuple(TensorTable(name=t.name, shape=t.shape, dtype=t.dtype) for t in tensors),
+                )
+                for tensors, alike in groupby(kv_format.layers)
+            ),
+        )
+
+    @property
+    def kv_format(self) -> KvFormat:
+        """Raises ConfigError: a block has no tokens, or a token no layers."""
+        return KvFormat(
+            model=self.model,
+            block_tokens=self.block_tokens,
+            layers=tuple(
+                tuple(TensorSpec(name=t.name, shape=t.shape, dtype=t.dtype) for t in table.tensors)
+                for table in self.layers
+                for _ in range(table.count)
+            ),
+        )
+
+
 class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One deployment: clusters are just the names that roles and links refer to."""
 
@@ -259,6 +317,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What clients call the model: by default its name in the catalog, or its folder's."""
     kv_dtype: DType | None = None
     """What K and V are kept and sent in: by default what the model says."""
+    kv_format: KvFormatTable | None = None
+    """Filled in on resolving, from the model; a file that has one must say the same."""
 
     @property
     def served_model_name(self) -> str:

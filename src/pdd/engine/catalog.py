@@ -1,6 +1,6 @@
 """The models that PDD serves, by name or by folder: their KV format, their text side, and where their weights are.
 
-Loads no weights and no torch: router, nodes and command line use it too. Reading the text side takes about a
+Loads no weights and no torch: router and command line use it too. Reading the text side takes about a
 quarter of a second for a real model.
 """
 
@@ -13,7 +13,7 @@ from typing import assert_never
 
 from pdd.core.errors import ConfigError
 from pdd.core.kv_format import DType, KvFormat, TensorSpec, uniform_attention_format
-from pdd.core.topology import Topology
+from pdd.core.topology import Topology, is_model_path
 from pdd.engine.models.gguf import open_gguf
 from pdd.engine.models.huggingface import read_published_model
 from pdd.engine.models.huggingface_text import text_from_folder
@@ -125,11 +125,6 @@ def embedded_weights(entry: ModelEntry) -> PackagedGguf | SeededWeights:
             raise ConfigError(f'model {entry.name!r} is a Hugging Face folder; it needs kind = "vllm"')
         case _:
             assert_never(entry.weights)
-
-
-def is_model_path(name: str) -> bool:
-    """Whether a model's name is the path of its folder."""
-    return "/" in name
 
 
 def model_names() -> tuple[str, ...]:

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pdd.cli
+from pdd.cli.console import open_console
 from pdd.cli.given_text import as_text, require_text, text
-from pdd.cli.output import PLAIN_SIGNS, message_of, open_console, print_json, settled_streams
+from pdd.cli.output import PLAIN_SIGNS, message_of, print_json, settled_streams
 from pdd.cli.program import build_parser
 from pdd.cli.tables import WholeTable
 from pdd.core.errors import ConfigError

@@ -12,9 +12,11 @@ from pdd.cli.ask.conversation import ChatMessage, Conversation, Draw, Pins, Ques
 from pdd.cli.ask.measure import measure, record_of
 from pdd.cli.ask.render import AnswerPrinter, legend, tabulate
 from pdd.cli.ask.timeline import draw, draw_axis, rows_of
+from pdd.cli.commands import CommandParser
+from pdd.cli.console import open_console
 from pdd.cli.given_text import text
-from pdd.cli.options import Subparsers, add_json, api_key, finite, router_url
-from pdd.cli.output import open_console, print_json
+from pdd.cli.options import add_json, api_key, finite, router_url
+from pdd.cli.output import print_json
 from pdd.core.errors import Unauthorized
 from pdd.core.request import HandoffMode, Route
 
@@ -22,13 +24,11 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 _AUTO = "auto"
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds ``pdd ask``."""
-    parser = commands.add_parser(
-        "ask",
-        help="send one prompt and see who computed which token",
-        description="Sends one prompt to a running router and streams the answer, each token marked by the role that "
-        "computed it: [P] prefill, [RLD] relay decode, [MD] main decode. Then it shows the waits, as felt here.",
+def define(parser: CommandParser) -> None:
+    """``pdd ask``."""
+    parser.description = (
+        "Sends one prompt to a running router and streams the answer, each token marked by the role that "
+        "computed it: [P] prefill, [RLD] relay decode, [MD] main decode. Then it shows the waits, as felt here."
     )
     parser.add_argument("prompt", type=text, metavar="PROMPT", help="what to ask")
     parser.add_argument(

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import argparse
 
-from pdd.cli.options import Subparsers, add_json, add_topology
-from pdd.cli.output import EXIT_FAILURE, open_console, print_json
+from pdd.cli.commands import CommandParser
+from pdd.cli.console import open_console
+from pdd.cli.options import add_json, add_topology
+from pdd.cli.output import EXIT_FAILURE, print_json
 from pdd.core.request import Role
 from pdd.core.topology import EngineKind, LinkTable, Topology
 from pdd.core.units import Bytes, Seconds, bytes_per_second, transfer_time
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds ``pdd demo``."""
-    parser = commands.add_parser(
-        "demo",
-        help="see a relayed answer, and what the relay is good for",
-        description="Starts a whole deployment on this machine and has it answer one prompt with the relay, the same "
+def define(parser: CommandParser) -> None:
+    """``pdd demo``."""
+    parser.description = (
+        "Starts a whole deployment on this machine and has it answer one prompt with the relay, the same "
         "prompt without, and a second turn of the first conversation. Shows who computed which token, when what "
-        "happened, and the waits in seconds. Takes a minute or two; exit code 1 if the relay changed the text.",
-        epilog="With --json: runs (name, route, ttft_s, ttst_s, max_itl_s, median_itl_s in seconds, p_tokens, "
-        "rld_tokens, md_tokens, wan_kv_bytes in bytes, text, exact) and checks.",
+        "happened, and the waits in seconds. Takes a minute or two; exit code 1 if the relay changed the text."
+    )
+    parser.epilog = (
+        "With --json: runs (name, route, ttft_s, ttst_s, max_itl_s, median_itl_s in seconds, p_tokens, "
+        "rld_tokens, md_tokens, wan_kv_bytes in bytes, text, exact) and checks."
     )
     add_topology(parser)
     add_json(parser)

@@ -14,8 +14,9 @@ from pdd.cli.deploy.forking import ForkServers, Preload
 from pdd.cli.deploy.state import RoleKind, RoleStatus, RunDirectory, run_directory
 from pdd.cli.deploy.supervisor import RoleCommand, Supervisor, Timing
 from pdd.cli.quantities import format_memory
-from pdd.cli.topology.check import ROUTER_NAME
+from pdd.cli.topology.formats import with_kv_format
 from pdd.cli.topology.ports import reserved, write_resolved
+from pdd.cli.topology.wiring import ROUTER_NAME
 from pdd.core.errors import ConfigError
 from pdd.core.topology import LOOPBACK, Address, EngineKind, Topology
 from pdd.core.units import Seconds
@@ -31,7 +32,7 @@ class Deployment:
     """A deployment that runs; every role has been ready."""
 
     topology: Topology
-    """Resolved: no port is 0."""
+    """Resolved: no port is 0, and it carries its KV format."""
     run: RunDirectory
     supervisor: Supervisor
 
@@ -71,7 +72,7 @@ async def run_deployment(
             group if that happens later than that.
     """
     run = run_directory(state_root, topology.name)
-    with run.hold(), reserved(topology) as resolved:
+    with run.hold(), reserved(with_kv_format(topology)) as resolved:
         run.status_file.unlink(missing_ok=True)
         run.set_old_logs_aside()
         for node in resolved.nodes:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from pdd.cli.commands import CommandParser
 from pdd.cli.deploy.state import find_live_run
-from pdd.cli.options import Subparsers, add_json, add_run, add_state_dir, duration, quantity
+from pdd.cli.options import add_json, add_run, add_state_dir, duration, quantity
 from pdd.cli.output import print_json
 from pdd.cli.quantities import Dimension, format_rate, format_size, format_time
 from pdd.core.topology import LOOPBACK, Address
@@ -30,12 +31,10 @@ from pdd.transport.emulate_control import (
 )
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds ``pdd link``."""
-    parser = commands.add_parser(
-        "link",
-        help="show or change an emulated link while it runs",
-        description="Show an emulated link of a running deployment, or change it. Changes last until the link's process ends.",
+def define(parser: CommandParser) -> None:
+    """``pdd link``."""
+    parser.description = (
+        "Show an emulated link of a running deployment, or change it. Changes last until the link's process ends."
     )
     parser.add_argument("name", metavar="NAME", help="the link's name in the topology, such as wan")
     parser.add_argument("--rate", type=quantity(Dimension.RATE), help='of each direction, such as "20 Mbit/s"')

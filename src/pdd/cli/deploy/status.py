@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pdd.cli.commands import CommandParser
+from pdd.cli.console import open_console
 from pdd.cli.deploy.state import Phase, RoleKind, RoleStatus, RunDirectory, find_live_run
-from pdd.cli.options import Subparsers, add_json, add_run, add_state_dir
-from pdd.cli.output import open_console, print_json
+from pdd.cli.options import add_json, add_run, add_state_dir
+from pdd.cli.output import print_json
 from pdd.cli.quantities import format_rate, format_size, format_time
 from pdd.core.errors import PddError
 from pdd.core.request import Role
@@ -31,14 +33,12 @@ Details = dict[str, Any] | None
 """What a live process said about itself; None if it did not answer."""
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds ``pdd status``."""
-    parser = commands.add_parser(
-        "status",
-        help="show what a running deployment does",
-        description="Show the roles of a running deployment, with what each live process says about itself.",
-        epilog="Exit code 0 if every role answers, else 1; `silent` is one that runs but does not answer. Sent and got count bytes "
-        "of KV for a node, of everything for a link. --json tells all there is to know.",
+def define(parser: CommandParser) -> None:
+    """``pdd status``."""
+    parser.description = "Show the roles of a running deployment, with what each live process says about itself."
+    parser.epilog = (
+        "Exit code 0 if every role answers, else 1; `silent` is one that runs but does not answer. Sent and got count bytes "
+        "of KV for a node, of everything for a link. --json tells all there is to know."
     )
     add_run(parser)
     add_state_dir(parser)
@@ -235,12 +235,12 @@ def _describe_router(health: dict[str, Any]) -> str:
 
 
 async def _ask_node(topology: Topology, name: str) -> dict[str, Any]:
-    from pdd.cli.topology.check import block_tokens_of
-    from pdd.engine.catalog import model_of
+    from pdd.cli.topology.file import TopologySource
+    from pdd.cli.topology.wiring import require_kv_format
     from pdd.kvnode.client import TcpNodeClient
 
     node = topology.node(name)
-    kv_format = model_of(topology).kv_format(block_tokens_of(topology, node))
+    kv_format = require_kv_format(topology, TopologySource(file=f"topology {topology.name!r}").refuse)
     address = Address(host=node.host, port=node.port)
     async with TcpNodeClient(node=node.name, address=address, kv_format=kv_format) as client:
         return msgspec.to_builtins(await client.stats())

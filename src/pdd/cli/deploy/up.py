@@ -12,11 +12,12 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from pdd.cli.commands import CommandParser
+from pdd.cli.console import open_console
 from pdd.cli.deploy.state import Phase, RoleStatus
 from pdd.cli.environment import default_state_root
 from pdd.cli.given_text import require_text
 from pdd.cli.options import (
-    Subparsers,
     add_callers,
     add_engine,
     add_insecure_plaintext,
@@ -25,19 +26,17 @@ from pdd.cli.options import (
     port,
     with_callers,
 )
-from pdd.cli.output import exit_code_of, open_console, print_json, root_cause, show_error
+from pdd.cli.output import exit_code_of, print_json, root_cause, show_error
 from pdd.core.errors import ConfigError
 from pdd.core.topology import Topology
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds ``pdd up``."""
-    parser = commands.add_parser(
-        "up",
-        help="run every role of a topology on this machine",
-        description="Run every role of a topology on this machine, start dead ones again, and stop them all on Ctrl-C.",
-        epilog="With --json one object is printed when every role is ready: topology, url, state_dir and roles.",
+def define(parser: CommandParser) -> None:
+    """``pdd up``."""
+    parser.description = (
+        "Run every role of a topology on this machine, start dead ones again, and stop them all on Ctrl-C."
     )
+    parser.epilog = "With --json one object is printed when every role is ready: topology, url, state_dir and roles."
     parser.add_argument(
         "topology",
         nargs="?",
@@ -76,8 +75,8 @@ def run_up(arguments: argparse.Namespace) -> int:
 
 
 def _load(arguments: argparse.Namespace) -> Topology:
-    from pdd.cli.topology.check import Exposure
     from pdd.cli.topology.choose import choose_topology
+    from pdd.cli.topology.wiring import Exposure
 
     exposure = Exposure.INSECURE_PLAINTEXT if arguments.insecure_plaintext else Exposure.LOOPBACK
     topology = choose_topology(arguments.engine, arguments.topology, exposure=exposure)

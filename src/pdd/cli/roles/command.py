@@ -17,12 +17,17 @@ from typing import cast
 
 import msgspec
 
+from pdd.cli.commands import CommandParser
 from pdd.cli.deploy.lifeline import ReadySignal, watch_lifeline
 from pdd.cli.deploy.state import RoleKind, run_directory
 from pdd.cli.environment import default_state_root
-from pdd.cli.options import Subparsers, add_callers, add_insecure_plaintext, add_state_dir, with_callers
+from pdd.cli.options import add_callers, add_insecure_plaintext, add_state_dir, with_callers
 from pdd.cli.output import exit_code_of, root_cause, show_error, write_logs_as_utf8
 from pdd.cli.roles.context import RoleContext
+from pdd.cli.topology.file import TopologySource, load_topology, read_topology
+from pdd.cli.topology.ports import read_resolved, require_resolved
+from pdd.cli.topology.ranges import Refuse
+from pdd.cli.topology.wiring import Exposure, check_node_topology
 from pdd.core.errors import ConfigError, Incompatible
 from pdd.core.topology import EngineKind, Topology
 from pdd.transport.flood import LoopErrorLog
@@ -30,46 +35,38 @@ from pdd.transport.flood import LoopErrorLog
 _logger = logging.getLogger(__name__)
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-_SUMMARIES = {
-    RoleKind.NODE: "run one KV node: a process that holds KV blocks in memory and replicates them",
-    RoleKind.ENGINE: "run one engine: token IDs in, token IDs out, over HTTP",
-    RoleKind.WAN: "run one emulated link between two clusters",
-    RoleKind.ROUTER: "run the router: the OpenAI-compatible front door",
-}
-
-
 RoleMain = Callable[[RoleContext], Coroutine[None, None, None]]
 """Runs a role until cancelled."""
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds one command for each kind of role."""
-    for kind, summary in _SUMMARIES.items():
-        parser = commands.add_parser(kind.value, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        parser.add_argument(
-            "--topology",
-            required=True,
-            metavar="FILE",
-            help="a topology whose ports are all fixed: a TOML file, or the topology.json of a running `pdd up`",
-        )
-        if kind is RoleKind.ROUTER:  # there is one
-            parser.set_defaults(name=kind.value)
-            add_callers(parser)
-        else:
-            parser.add_argument("--name", required=True, help=f"which {_noun(kind)} of the topology to run")
-        add_insecure_plaintext(parser)
-        parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
-        parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
-        parser.add_argument(
-            "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="default: %(default)s"
-        )
-        if kind.keeps_files:
-            add_state_dir(parser)
-        else:
-            parser.set_defaults(state_dir=default_state_root())
-        parser.set_defaults(run=run_role, role_kind=kind, backend=None)
-        if kind is RoleKind.ENGINE:
-            _add_engine_flags(parser)
+def define(parser: CommandParser) -> None:
+    """``pdd node``, ``engine``, ``wan`` and ``router``."""
+    kind, summary = RoleKind(parser.listed.name), parser.listed.summary
+    parser.description = f"{summary[0].upper()}{summary[1:]}."
+    parser.add_argument(
+        "--topology",
+        required=True,
+        metavar="FILE",
+        help="a topology whose ports are all fixed: a TOML file, or the topology.json of a running `pdd up`",
+    )
+    if kind is RoleKind.ROUTER:  # there is one
+        parser.set_defaults(name=kind.value)
+        add_callers(parser)
+    else:
+        parser.add_argument("--name", required=True, help=f"which {_noun(kind)} of the topology to run")
+    add_insecure_plaintext(parser)
+    parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="default: %(default)s"
+    )
+    if kind.keeps_files:
+        add_state_dir(parser)
+    else:
+        parser.set_defaults(state_dir=default_state_root())
+    parser.set_defaults(run=run_role, role_kind=kind, backend=None)
+    if kind is RoleKind.ENGINE:
+        _add_engine_flags(parser)
 
 
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -112,11 +109,11 @@ def run_role(arguments: argparse.Namespace) -> int:
 
 
 def _context(arguments: argparse.Namespace, *, on_ready: Callable[[], None]) -> RoleContext:
-    topology = _read_topology(arguments)
+    topology, source = _read_topology(arguments)
     if arguments.role_kind is RoleKind.ROUTER:
         topology = msgspec.structs.replace(topology, router=with_callers(topology.router, arguments))
     run = run_directory(arguments.state_dir, topology.name)
-    return RoleContext(topology=topology, name=arguments.name, run=run, on_ready=on_ready)
+    return RoleContext(topology=topology, source=source, name=arguments.name, run=run, on_ready=on_ready)
 
 
 def _raise_descriptor_limit() -> None:
@@ -152,23 +149,33 @@ async def _cancel_when(stopped: asyncio.Event, role: asyncio.Task[None]) -> None
     role.cancel()
 
 
-def _read_topology(arguments: argparse.Namespace) -> Topology:
-    from pdd.cli.topology.check import Exposure, check_topology
-    from pdd.cli.topology.file import TopologySource, load_topology
-    from pdd.cli.topology.ports import read_resolved, require_resolved
-
+def _read_topology(arguments: argparse.Namespace) -> tuple[Topology, TopologySource]:
+    file, kind = cast("str", arguments.topology), cast("RoleKind", arguments.role_kind)
     exposure = Exposure.INSECURE_PLAINTEXT if arguments.insecure_plaintext else Exposure.LOOPBACK
-    if arguments.topology.endswith(".json"):
-        topology = read_resolved(Path(arguments.topology))
+    source, unchecked = TopologySource(file=file), True
+    if file.endswith(".json"):
+        topology = read_resolved(Path(file))
         unchecked = arguments.lifeline_fd is None  # `pdd up` has checked what it hands over
+    elif kind is RoleKind.NODE:
+        topology, source = read_topology(file)
+        require_resolved(topology, file)
     else:
-        topology = require_resolved(load_topology(arguments.topology, exposure=exposure), arguments.topology)
+        topology = require_resolved(load_topology(file, exposure=exposure), file)
         unchecked = False
     if arguments.backend is not None:
         topology, unchecked = _with_backend(topology, arguments.name, EngineKind(arguments.backend)), True
     if unchecked:
-        check_topology(topology, TopologySource(file=arguments.topology).refuse, exposure)
-    return topology
+        _check_of(kind)(topology, source.refuse, exposure)
+    return topology, source
+
+
+def _check_of(kind: RoleKind) -> Callable[[Topology, Refuse, Exposure], None]:
+    """A node knows nothing of its model."""
+    if kind is RoleKind.NODE:
+        return check_node_topology
+    from pdd.cli.topology.check import check_topology
+
+    return check_topology
 
 
 def _with_backend(topology: Topology, name: str, kind: EngineKind) -> Topology:

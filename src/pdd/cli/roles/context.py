@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdd.cli.deploy.state import RunDirectory
+from pdd.cli.topology.file import TopologySource
 from pdd.core.topology import Topology
 
 
@@ -14,6 +15,7 @@ class RoleContext:
     """What a role is started with. It calls ``on_ready`` once, when others can use it."""
 
     topology: Topology
+    source: TopologySource
     name: str
     run: RunDirectory
     on_ready: Callable[[], None]

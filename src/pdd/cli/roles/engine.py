@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from pdd.cli.environment import set_defaults
 from pdd.cli.roles.context import RoleContext
-from pdd.cli.topology.check import block_tokens_of
+from pdd.cli.topology.formats import kv_format_of
 from pdd.core.errors import ConfigError
 from pdd.core.kv_format import KvFormat
 from pdd.core.topology import EngineKind, EngineTable
@@ -64,7 +64,7 @@ def describe_vllm(context: RoleContext) -> str:
 
 async def _serve(context: RoleContext, table: EngineTable) -> None:
     model = model_of(context.topology)
-    kv_format = model.kv_format(block_tokens_of(context.topology, context.topology.node(table.node)))
+    kv_format = kv_format_of(context.topology, model, context.source.refuse)
     async with _engine(context, table, model, kv_format) as running:
         try:
             async with serve_engine(running.engine, host=table.host, port=table.port, vocab_size=model.vocab_size):
@@ -123,7 +123,7 @@ def _vllm_launch(context: RoleContext, table: EngineTable, device: Device) -> Vl
         model=topology.model,
         served_name=model.name,
         folder=checkpoint_folder(model, default_cache_root()),
-        kv_format=model.kv_format(block_tokens_of(topology, topology.node(table.node))),
+        kv_format=kv_format_of(topology, model, context.source.refuse),
         max_model_tokens=topology.max_model_tokens,
         node_socket=context.run.node_socket(table.node),
         device=device,

@@ -1,11 +1,10 @@
-"""One KV node, composed."""
+"""One KV node, composed. What its blocks are it is told by the topology: no model and no engine is imported here."""
 
 from __future__ import annotations
 
 from pdd.cli.roles.context import RoleContext
-from pdd.cli.topology.check import block_tokens_of
+from pdd.cli.topology.wiring import require_kv_format
 from pdd.core.topology import Address
-from pdd.engine.catalog import model_of
 from pdd.kvnode.server import run_node
 
 
@@ -16,7 +15,7 @@ async def main(context: RoleContext) -> None:
     context.run.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     await run_node(
         node=node.name,
-        kv_format=model_of(topology).kv_format(block_tokens_of(topology, node)),
+        kv_format=require_kv_format(topology, context.source.refuse),
         arena_bytes=node.arena_bytes,
         listen=Address(host=node.host, port=node.port),
         local_socket=context.run.node_socket(node.name),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pdd.belief.worker_state import WorkerStatus
 from pdd.cli.roles.context import RoleContext
-from pdd.cli.topology.check import block_tokens_of
+from pdd.cli.topology.formats import kv_format_of
 from pdd.core.clock import Clock
 from pdd.core.ids import NodeId
 from pdd.core.kv_format import KvFormat
@@ -40,7 +40,7 @@ async def main(context: RoleContext) -> None:
     """Runs the topology's router."""
     topology = context.topology
     model = model_of(topology)
-    kv_format = model.kv_format(block_tokens_of(topology, topology.nodes[0]))
+    kv_format = kv_format_of(topology, model, context.source.refuse)
     table = topology.router
     tenants = Tenants(table.tenants)
     async with AsyncExitStack() as held:

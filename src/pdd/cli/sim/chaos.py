@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from pdd.cli.options import Subparsers, add_json, check_range
-from pdd.cli.output import EXIT_FAILURE, open_console, print_json
+from pdd.cli.commands import CommandParser
+from pdd.cli.console import open_console
+from pdd.cli.options import add_json, check_range
+from pdd.cli.output import EXIT_FAILURE, print_json
 from pdd.cli.progress import counting
 from pdd.cli.sim.studies import MAX_JOBS, add_jobs
 from pdd.core.errors import ConfigError
@@ -23,16 +25,16 @@ _MAX_SEEDS = 10_000_000
 _SHOWN_FINDINGS = 3
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds ``pdd sim chaos``."""
-    parser = commands.add_parser(
-        "chaos",
-        help="break random small deployments in every way, and compare every answer with the right one",
-        description="Draws a small deployment, a few conversations and faults from each seed, runs the router on virtual "
+def define(parser: CommandParser) -> None:
+    """``pdd sim chaos``."""
+    parser.description = (
+        "Draws a small deployment, a few conversations and faults from each seed, runs the router on virtual "
         "time, and compares every answer, token for token, with the one right answer. Engines, nodes and lines die, hang, "
-        "slow down, break off and talk garbage, at any phase of a request. Exit code 1 if anything went wrong.",
-        epilog="With --json: worlds, requests, faults, complete, refused, broken_off, left, lost, doubled, reordered, wrong, "
-        "leaked, hung, turned_away, crashed, requests_per_s, seconds, commands, failures (each with its seed).",
+        "slow down, break off and talk garbage, at any phase of a request. Exit code 1 if anything went wrong."
+    )
+    parser.epilog = (
+        "With --json: worlds, requests, faults, complete, refused, broken_off, left, lost, doubled, reordered, wrong, "
+        "leaked, hung, turned_away, crashed, requests_per_s, seconds, commands, failures (each with its seed)."
     )
     parser.add_argument(
         "--seeds", type=int, default=200, metavar="N", help="how many deployments (default: %(default)s)"

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import cast
+from pdd.cli.commands import CommandParser, Listed, add_group
 
-from pdd.cli.options import Command, Subparsers
-from pdd.cli.output import Parser
-
-_COMMAND_MODULES: tuple[str, ...] = (
-    "run",
-    "paper",
-    "compare",
-    "traces",
-    "chaos",
+_SIMULATIONS = (
+    Listed(name="run", module="sim.run", summary="one workload on one topology of modelled engines"),
+    Listed(
+        name="paper", module="sim.paper", summary="simulate the published evaluation, and put the figures side by side"
+    ),
+    Listed(name="compare", module="sim.compare", summary="every policy against its naive rival in the same worlds"),
+    Listed(
+        name="traces",
+        module="sim.traces",
+        summary="recorded traffic at rising load: PDD, cross-datacenter and same-datacenter disaggregation",
+    ),
+    Listed(
+        name="chaos",
+        module="sim.chaos",
+        summary="break random small deployments in every way, and compare every answer with the right one",
+    ),
 )
-"""In the order in which ``pdd sim --help`` lists them."""
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds ``pdd sim`` and what is below it."""
-    parser = commands.add_parser(
-        "sim",
-        help="simulate a deployment on a virtual clock",
-        description="Runs the driver, policies and index that serve live traffic on a virtual clock, against modelled "
-        "engines, nodes and lines. The same seed gives the same run.",
-        epilog="Each simulation has its own --help, and --json for programs.",
+def define(parser: CommandParser) -> None:
+    """``pdd sim`` and what is below it."""
+    parser.description = (
+        "Runs the driver, policies and index that serve live traffic on a virtual clock, against modelled engines, nodes "
+        "and lines. The same seed gives the same run."
     )
-    simulations = cast(
-        "Subparsers",
-        parser.add_subparsers(title="simulations", metavar="SIMULATION", required=True, parser_class=Parser),
-    )
-    for name in _COMMAND_MODULES:
-        cast("Command", importlib.import_module(f"pdd.cli.sim.{name}")).add_commands(simulations)
+    parser.epilog = "Each simulation has its own --help, and --json for programs."
+    add_group(parser, title="simulations", metavar="SIMULATION", commands=_SIMULATIONS)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from pdd.cli.options import Subparsers, add_json
-from pdd.cli.output import open_console, print_json
+from pdd.cli.commands import CommandParser
+from pdd.cli.console import open_console
+from pdd.cli.options import add_json
+from pdd.cli.output import print_json
 from pdd.cli.sim.studies import add_extent, check_extent, number, percent, plain_table, tell_progress
 from pdd.core.errors import ConfigError
 
@@ -33,16 +35,16 @@ _COLUMNS = (
 """(heading, figure, how it is written)."""
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds ``pdd sim compare``."""
-    parser = commands.add_parser(
-        "compare",
-        help="every policy against its naive rival in the same worlds",
-        description="Runs the same requests with one policy changed at a time: nobody relays, route by hit rate, relays that "
+def define(parser: CommandParser) -> None:
+    """``pdd sim compare``."""
+    parser.description = (
+        "Runs the same requests with one policy changed at a time: nobody relays, route by hit rate, relays that "
         "never hand over, always one-shot, always catch-up, no filter, filter that cuts at once, placement by load alone; "
-        "each in a setting where it matters. What a policy is worth is what gets worse without it.",
-        epilog="With --json: standings, one for each setting and rival: figures with means and 95 % intervals over seeds, and "
-        "how much more that is than PDD's with the same requests.",
+        "each in a setting where it matters. What a policy is worth is what gets worse without it."
+    )
+    parser.epilog = (
+        "With --json: standings, one for each setting and rival: figures with means and 95 % intervals over seeds, and "
+        "how much more that is than PDD's with the same requests."
     )
     parser.add_argument("--only", metavar="SETTING", help="one setting, by its first word; default: all")
     add_extent(parser, seeds=3, requests=400)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from pdd.cli.options import Subparsers, add_json
-from pdd.cli.output import EXIT_FAILURE, open_console, print_json
+from pdd.cli.commands import CommandParser
+from pdd.cli.console import open_console
+from pdd.cli.options import add_json
+from pdd.cli.output import EXIT_FAILURE, print_json
 from pdd.cli.sim.studies import add_extent, check_extent, number, percent, plain_table
 from pdd.cli.tables import WholeTable
 
@@ -21,17 +23,17 @@ if TYPE_CHECKING:
 _TOPOLOGY, _COLLAPSING = "paper", "collapse"
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds ``pdd sim paper``."""
-    parser = commands.add_parser(
-        "paper",
-        help="simulate the published evaluation, and put the figures side by side",
-        description="Simulates the published evaluation: time to the decode side's first token in one datacenter, across "
+def define(parser: CommandParser) -> None:
+    """``pdd sim paper``."""
+    parser.description = (
+        "Simulates the published evaluation: time to the decode side's first token in one datacenter, across "
         "two without hiding, and with PDD; KV transfer times under skewed and narrow hit rates; relay decode's share of the "
         "tokens; and the collapse where relays never hand over. A few minutes on two cores. Exit code 1 if something that "
-        "must hold does not.",
-        epilog="With --json: ttft_s, kv_transfer_s, connection_wait_s, rld_token_share, cross_dc_transfer_p50_s, "
-        "goodput_per_s, relay_share, collapse, holds, assumptions, seeds, requests_per_run.",
+        "must hold does not."
+    )
+    parser.epilog = (
+        "With --json: ttft_s, kv_transfer_s, connection_wait_s, rld_token_share, cross_dc_transfer_p50_s, "
+        "goodput_per_s, relay_share, collapse, holds, assumptions, seeds, requests_per_run."
     )
     add_extent(parser, seeds=5, requests=2700)
     add_json(parser)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from rich.console import Console
 
-from pdd.cli.options import Subparsers, add_json, check_range, duration
-from pdd.cli.output import open_console, opened, print_json
+from pdd.cli.commands import CommandParser
+from pdd.cli.console import open_console
+from pdd.cli.options import add_json, check_range, duration
+from pdd.cli.output import opened, print_json
 from pdd.cli.progress import counting
 from pdd.cli.sim.studies import MAX_REQUESTS
 from pdd.cli.sim.trace_flags import add_block_tokens, check_block_tokens, tell_doubts
@@ -30,17 +32,17 @@ _LEAST_PACE = 1e-6
 _DEFAULT_TOPOLOGY = "paper"
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds ``pdd sim run``."""
-    parser = commands.add_parser(
-        "run",
-        help="one workload on one topology of modelled engines",
-        description="Sends a generated workload or a recorded trace to the router of a topology whose engines are modelled, "
+def define(parser: CommandParser) -> None:
+    """``pdd sim run``."""
+    parser.description = (
+        "Sends a generated workload or a recorded trace to the router of a topology whose engines are modelled, "
         "and shows what its clients feel: percentiles of waiting, goodput, who computed how much, what crossed the lines, "
-        "what caches held. The same topology, workload and seed print the same JSON, to the byte.",
-        epilog="With --json: topology, workload, seed, left_out, requests, duration_s, ttft_s, ttst_s, decode_first_token_s, itl_s, "
+        "what caches held. The same topology, workload and seed print the same JSON, to the byte."
+    )
+    parser.epilog = (
+        "With --json: topology, workload, seed, left_out, requests, duration_s, ttft_s, ttst_s, decode_first_token_s, itl_s, "
         "max_itl_s, handoff_gap_s, transfer_s, ended_s, queued_s, goodput, relay_share, filtered_share, tokens_by_role, "
-        "rld_token_share, hit_rate, wan, over_time, trace (what a trace's file says of itself; null for a generated workload).",
+        "rld_token_share, hit_rate, wan, over_time, trace (what a trace's file says of itself; null for a generated workload)."
     )
     parser.add_argument(
         "topology",

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from time import monotonic
 
+from pdd.cli.console import open_console
 from pdd.cli.options import check_range
-from pdd.cli.output import open_console
 from pdd.cli.tables import WholeTable
 
 _MAX_SEEDS = 100

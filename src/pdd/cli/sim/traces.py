@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from pdd.cli.options import Subparsers, add_json, check_range
-from pdd.cli.output import open_console, opened, print_json
+from pdd.cli.commands import CommandParser
+from pdd.cli.console import open_console
+from pdd.cli.options import add_json, check_range
+from pdd.cli.output import opened, print_json
 from pdd.cli.sim.studies import (
     MAX_JOBS,
     MAX_REQUESTS,
@@ -51,18 +53,16 @@ _HEADINGS = (
 )
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds ``pdd sim traces``."""
-    parser = commands.add_parser(
-        "traces",
-        help="recorded traffic at rising load: PDD, cross-datacenter and same-datacenter disaggregation",
-        description="Plays request traces (JSON lines with hash_ids, or CSV of lengths) on one deployment as "
+def define(parser: CommandParser) -> None:
+    """``pdd sim traces``."""
+    parser.description = (
+        "Plays request traces (JSON lines with hash_ids, or CSV of lengths) on one deployment as "
         "PDD, without hiding, and in one datacenter, each of as many chips; shows the time to the second token, goodput, "
         "and where so much relays that the relay is swamped. Load is what the trace's prompts lack at caches that lose "
         "nothing, as a share of the line: it sets how many users there are. Each trace is entered late in it, with what "
-        "was asked before in the caches.",
-        epilog="With --json: standings (one for each trace, load and system), verdicts, and traces (what each file says of itself).",
+        "was asked before in the caches."
     )
+    parser.epilog = "With --json: standings (one for each trace, load and system), verdicts, and traces (what each file says of itself)."
     parser.add_argument("traces", nargs="+", type=Path, metavar="FILE", help="a trace file")
     parser.add_argument(
         "--load",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pdd.cli.topology.check import Exposure
 from pdd.cli.topology.file import DEFAULT_TOPOLOGY, load_topology
+from pdd.cli.topology.wiring import Exposure
 from pdd.core.errors import ConfigError
 from pdd.core.topology import Topology
 

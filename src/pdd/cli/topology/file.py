@@ -22,10 +22,9 @@ from typing import Any, cast, get_args, get_origin
 import msgspec
 
 from pdd.cli.quantities import Dimension, describe, dimension_of, parse_quantity
-from pdd.cli.topology.check import Exposure, check_simulated_topology, check_topology
+from pdd.cli.topology.wiring import Exposure
 from pdd.core.errors import ConfigError
-from pdd.core.topology import Topology
-from pdd.engine.catalog import is_model_path
+from pdd.core.topology import KvFormatTable, Topology, is_model_path
 
 DEFAULT_TOPOLOGY = "default"
 _VALIDATION_PATH = re.compile(r"(?P<problem>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
@@ -62,12 +61,24 @@ def load_topology(name_or_path: str, *, exposure: Exposure = Exposure.LOOPBACK) 
     Raises:
         ConfigError: there is no such file, or something in it is wrong.
     """
+    from pdd.cli.topology.check import check_topology
+
+    topology, source = read_topology(name_or_path)
+    check_topology(topology, source.refuse, exposure)
+    return topology
+
+
+def read_topology(name_or_path: str) -> tuple[Topology, TopologySource]:
+    """The same without a check of whether it makes sense, and so without its model.
+
+    Raises:
+        ConfigError: there is no such file, or a key or a type in it is wrong.
+    """
     text, file = _read(name_or_path, _named(_live_folder()))
     topology, source = parse_topology(text, file)
     if is_model_path(topology.model):
         topology = msgspec.structs.replace(topology, model=_absolute(Path(file).parent / topology.model))
-    check_topology(topology, source.refuse, exposure)
-    return topology
+    return topology, source
 
 
 def load_simulated_topology(name_or_path: str) -> Topology:
@@ -76,6 +87,8 @@ def load_simulated_topology(name_or_path: str) -> Topology:
     Raises:
         ConfigError: there is no such file, or something in it is wrong.
     """
+    from pdd.cli.topology.check import check_simulated_topology
+
     text, file = _read(name_or_path, _named(_simulated_folder()))
     topology, source = parse_topology(text, file)
     check_simulated_topology(topology, source.refuse)
@@ -173,6 +186,8 @@ def _quantity(value: object, dimension: Dimension, path: str, key: str, source: 
 
 def _descend(value: object, kind: object, path: str, source: TopologySource) -> object:
     """Follows tables and arrays of tables; everything else stays as it is."""
+    if kind == KvFormatTable | None:
+        kind = KvFormatTable
     if isinstance(kind, type) and issubclass(kind, StrEnum) and value not in [member.value for member in kind]:
         known = ", ".join(member.value for member in kind)
         raise source.refuse(path, f"it must be one of: {known}", value=value)

@@ -1,17 +1,20 @@
-"""Resolving: every port 0 becomes a free one, and every link learns which endpoints are reached across it."""
+"""Resolving: every port 0 becomes a free one, and every link learns which endpoints are reached across it.
+
+What is written for roles also carries the KV format (``formats``), which a node reads from nowhere else.
+"""
 
 from __future__ import annotations
 
 import errno
 import random
 import socket
-from collections.abc import Generator, Iterator
+from collections.abc import Container, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 
-from pdd.cli.topology.check import ports
+from pdd.cli.topology.wiring import ports
 from pdd.core.errors import ConfigError
 from pdd.core.topology import LOOPBACK, EngineTable, LinkTable, NodeTable, Topology
 
@@ -24,8 +27,10 @@ _ATTEMPTS = 200
 class _Ports:
     """Stays bound to every port of a topology, so that none is chosen twice, but doesn't listen: that is its role's right."""
 
-    def __init__(self, held: ExitStack) -> None:
+    def __init__(self, held: ExitStack, *, taken: Container[int] = ()) -> None:
+        """``taken`` are never chosen, though nobody is bound to them."""
         self._held = held
+        self._taken = taken
         self._random = random.SystemRandom()
 
     def fixed(self, host: str, port: int, path: str) -> int:
@@ -44,6 +49,8 @@ class _Ports:
     def free(self, host: str) -> int:
         for _ in range(_ATTEMPTS):
             port = self._random.randrange(_FIRST_PORT, _END_PORT)
+            if port in self._taken:
+                continue
             try:
                 self._held.enter_context(_bind_alone(host, port))
             except OSError as error:
@@ -85,23 +92,25 @@ def _closed_on_error(host: str) -> Generator[socket.socket]:
 
 
 def resolve(topology: Topology) -> Topology:
-    """The topology with no port 0 left and every link's forwards filled in. All ports are free at this moment.
+    """The topology with no port 0 left and every link's forwards filled in.
+
+    Fixed ports stay as they are, whoever is bound to them: they may be another machine's.
 
     Raises:
-        ConfigError: a fixed port is in use, or a host is none of this machine's.
+        ConfigError: a port is 0 on a host that is none of this machine's.
     """
-    with reserved(topology) as resolved:
-        return resolved
+    with ExitStack() as held:
+        return _with_free_ports(topology, _Ports(held, taken={port for _, _, port in ports(topology)}))
 
 
 @contextmanager
 def reserved(topology: Topology) -> Generator[Topology]:
-    """Resolved, and while the context lives no other deployment is given one of these ports; roles can listen on them.
+    """Resolved, all ports free, and while the context lives no other deployment is given one; roles can listen on them.
 
     So a port is not lost between its choice and its use, nor while a role is started again.
 
     Raises:
-        ConfigError: as ``resolve``.
+        ConfigError: a fixed port is in use, or a host is none of this machine's.
     """
     with ExitStack() as held:
         chosen = _Ports(held)
@@ -152,7 +161,7 @@ def read_resolved(path: Path) -> Topology:
     """Reads what ``write_resolved`` wrote.
 
     Raises:
-        ConfigError: it is missing, or not a resolved topology. Whether it makes sense, ``check_topology`` says.
+        ConfigError: it is missing, or not a resolved topology. Whether it makes sense, ``check`` says.
     """
     try:
         topology = msgspec.json.decode(path.read_bytes(), type=Topology)

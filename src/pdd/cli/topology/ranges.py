@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Protocol
 
 from pdd.core.errors import ConfigError
-from pdd.core.topology import RouterTable, Topology
+from pdd.core.topology import KvFormatTable, RouterTable, Topology
 from pdd.transport.emulate_control import MAX_DELAY_S
 
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
@@ -63,7 +63,21 @@ def _lower_limits(topology: Topology) -> Iterator[tuple[str, float, float]]:
     for index, link in enumerate(topology.links):
         yield f"links[{index}].delay_s", link.delay_s, 0
         yield f"links[{index}].jitter_s", link.jitter_s, 0
+    if topology.kv_format is not None:
+        yield from _lower_limits_of_kv_format(topology.kv_format)
     yield from _lower_limits_of_router(topology.router)
+
+
+def _lower_limits_of_kv_format(table: KvFormatTable) -> Iterator[tuple[str, float, float]]:
+    yield "kv_format.block_tokens", table.block_tokens, 1
+    yield "kv_format.layers", len(table.layers), 1
+    for index, layers in enumerate(table.layers):
+        path = f"kv_format.layers[{index}]"
+        yield f"{path}.count", layers.count, 1
+        yield f"{path}.tensors", len(layers.tensors), 1
+        for which, tensor in enumerate(layers.tensors):
+            for axis, size in enumerate(tensor.shape):
+                yield f"{path}.tensors[{which}].shape[{axis}]", size, 1
 
 
 def _lower_limits_of_router(router: RouterTable) -> Iterator[tuple[str, float, float]]:

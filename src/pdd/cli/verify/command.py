@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from pdd.cli.options import Subparsers, add_json, add_topology, check_range
-from pdd.cli.output import EXIT_FAILURE, open_console, print_json
+from pdd.cli.commands import CommandParser
+from pdd.cli.console import open_console
+from pdd.cli.options import add_json, add_topology, check_range
+from pdd.cli.output import EXIT_FAILURE, print_json
 from pdd.cli.progress import counting
 from pdd.cli.verify.cases import REFERENCE_TOKENS, count_requests
 from pdd.cli.verify.prompts import LONGEST_TOKENS, Prompt, make_prompts
@@ -33,18 +35,18 @@ _ENGINE_SILENCE = Seconds(120.0)
 """The unbroken engine shares the machine with all the others, and they compute eight answers at once."""
 
 
-def add_commands(commands: Subparsers) -> None:
-    """Adds ``pdd verify``."""
-    parser = commands.add_parser(
-        "verify",
-        help="prove that relayed answers are the same, token for token",
-        description="Starts a deployment without its slow line, and compares answers token for token with those of one "
+def define(parser: CommandParser) -> None:
+    """``pdd verify``."""
+    parser.description = (
+        "Starts a deployment without its slow line, and compares answers token for token with those of one "
         "unbroken engine: direct, handed over at once after 1 to 100 tokens, and in batches; greedy and seeded. "
         "Each request has cold caches. Half a minute a prompt on two cores, with vLLM a minute and a half; exit code 1 "
         "unless all are exact. Where the engines are of two kinds (--engine mixed) both ways round are tried, one after "
         "the other, and an answer may differ from a near tie of the unbroken engine on, where its two best tokens' "
-        "scores are less than 0.001 apart.",
-        epilog="With --json: prompts, requests, relays, exact_rate, near_ties, mismatches, per_case, per_direction, seconds.",
+        "scores are less than 0.001 apart."
+    )
+    parser.epilog = (
+        "With --json: prompts, requests, relays, exact_rate, near_ties, mismatches, per_case, per_direction, seconds."
     )
     parser.add_argument("--prompts", type=int, default=6, metavar="N", help="how many prompts (default: %(default)s)")
     parser.add_argument(
