@@ -18,6 +18,7 @@ from benchmarks.sites import Site, Sites
 from pdd.cli.deploy.deployment import role_commands
 from pdd.cli.deploy.state import RoleKind, run_directory
 from pdd.cli.deploy.supervisor import RoleCommand, Supervisor, Timing
+from pdd.cli.topology.formats import with_kv_format
 from pdd.cli.topology.ports import write_resolved
 from pdd.core.errors import ConfigError
 from pdd.core.topology import LOOPBACK, Topology
@@ -40,7 +41,7 @@ async def pdd_at(sites: Sites, topology: Topology) -> AsyncGenerator[str]:
         ConfigError: a role found its configuration wrong.
     """
     _make_room_for_logs()
-    placed = _placed(topology, sites)
+    placed = with_kv_format(_placed(topology, sites))
     with tempfile.TemporaryDirectory(prefix="pdd-") as folder:
         run = run_directory(Path(folder), placed.name)
         with run.hold():

@@ -14,6 +14,7 @@ import msgspec
 
 from pdd.cli.deploy.deployment import role_commands
 from pdd.cli.deploy.state import RoleKind, RunDirectory, run_directory
+from pdd.cli.topology.formats import with_kv_format
 from pdd.cli.topology.ports import resolve, write_resolved
 from pdd.core.topology import Topology
 
@@ -33,7 +34,7 @@ def running_roles(topology: Topology, *roles: tuple[RoleKind, str]) -> Generator
     """Runs only these roles of ``topology``; whoever connects first may have to wait for them."""
     with tempfile.TemporaryDirectory(prefix="pdd-") as folder, contextlib.ExitStack() as stack:
         router = msgspec.structs.replace(topology.router, port=0)
-        resolved = resolve(msgspec.structs.replace(topology, router=router))
+        resolved = resolve(with_kv_format(msgspec.structs.replace(topology, router=router)))
         run = run_directory(Path(folder), resolved.name)
         run.path.mkdir(mode=0o700)
         write_resolved(resolved, run.topology_file)

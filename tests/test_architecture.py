@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.house import BARS, look
+from tests.support.house_node import FORBIDDEN_LIBRARIES, start_node
 from tests.support.house_ratchet import differences, read_bars
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +48,25 @@ def test_imports_point_down_and_pure_means_pure():
 
 def test_the_house_is_within_its_bars():
     assert [str(each) for each in differences(look().measures, read_bars(BARS)) if each.is_worse] == []
+
+
+FORBIDDEN_IN_A_NODE = (
+    *("pdd.engine", "pdd.router", "pdd.sim", "pdd.plugins", "pdd.policy", "pdd.belief", "pdd.telemetry"),
+    *("pdd.cli.ask", "pdd.cli.console", "pdd.cli.demo", "pdd.cli.export_model", "pdd.cli.progress", "pdd.cli.sim"),
+    *("pdd.cli.tables", "pdd.cli.verify", "pdd.cli.version"),
+    *(f"pdd.cli.deploy.{name}" for name in ("deployment", "launch", "link", "resolve", "status", "supervisor", "up")),
+    *("pdd.cli.roles.engine", "pdd.cli.roles.router", "pdd.cli.roles.wan"),
+    *("pdd.cli.topology.check", "pdd.cli.topology.formats"),
+    *FORBIDDEN_LIBRARIES,
+)
+
+
+def test_a_node_holds_no_engine_no_model_and_no_other_command():
+    """Of a real process, at the moment at which it binds its first socket."""
+    node = start_node(ROOT).read(timeout_s=60)
+    assert {"pdd.cli.roles.node", "pdd.kvnode.server"} <= set(node.pdd_modules)
+    held = [*node.pdd_modules, *node.libraries]
+    assert [name for name in held if f"{name}.".startswith(tuple(f"{each}." for each in FORBIDDEN_IN_A_NODE))] == []
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=_name)

@@ -134,6 +134,7 @@ def test_a_port_in_use_is_named_with_its_key(folder: Path):
         (["link", "wan", "--rate", "fast"], ["--rate", "fast", "Mbit/s"]),
         (["node", "--topology", "nowhere.json", "--name", "n"], ["nowhere.json"]),
         (["engine", "--topology", "scripted", "--name", "P"], ["port", "= 0"]),
+        (["node", "--topology", "scripted", "--name", "node-p"], ["port", "= 0"]),
         (["quickly"], ["quickly", "up"]),
     ],
 )

@@ -14,7 +14,8 @@ import pytest
 
 from pdd.cli.deploy.state import Phase
 from pdd.cli.deploy.supervisor import Timing
-from pdd.cli.topology.ports import write_resolved
+from pdd.cli.topology.formats import with_kv_format
+from pdd.cli.topology.ports import resolve, write_resolved
 from pdd.core.topology import Topology
 from pdd.core.units import Seconds
 from tests.support.live import Live, live, packaged_topology, until
@@ -31,6 +32,10 @@ async def deployment_without(name: str) -> AsyncGenerator[Live]:
         deployment.kill(name)
         await until(lambda: deployment.role(name).phase is Phase.RESTARTING, f"the end of {name}")
         yield deployment
+
+
+def with_other_blocks(topology: Topology) -> Topology:
+    return with_kv_format(msgspec.structs.replace(topology, block_tokens=32, kv_format=None))
 
 
 def command(deployment: Live, topology: Topology, *words: str) -> list[str]:
@@ -97,7 +102,7 @@ async def test_an_engine_that_another_node_is_beside_gets_nothing():
 
 async def test_an_engine_whose_node_keeps_other_blocks_ends_at_once_in_one_line():
     async with deployment_without("P") as deployment:
-        theirs = msgspec.structs.replace(deployment.topology, block_tokens=32)
+        theirs = with_other_blocks(deployment.topology)
         words = command(deployment, theirs, "engine", "--name", "P")
         ended = await asyncio.to_thread(run, words)
         assert ended.returncode == 2
@@ -105,9 +110,24 @@ async def test_an_engine_whose_node_keeps_other_blocks_ends_at_once_in_one_line(
         assert len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(("role", "flags"), [("engine", ("--name", "P")), ("router", ())])
+async def test_who_has_another_model_than_the_file_was_resolved_with_ends_at_once_in_one_line(role, flags, tmp_path):
+    theirs = resolve(with_kv_format(packaged_topology("scripted")))
+    table = msgspec.structs.replace(theirs.kv_format, model="scripted@2")
+    write_resolved(msgspec.structs.replace(theirs, kv_format=table), file := tmp_path / "theirs.json")
+    words = [sys.executable, "-m", "pdd.cli", role, "--topology", str(file), *flags]
+    ended = await asyncio.to_thread(run, words)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(
+        f"pdd: {file}: kv_format: it is 'scripted@2|block=16|state:float32[16]', but model 's"
+    )
+    assert "they differ in model; give every machine the same model" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
 async def test_a_node_that_keeps_other_blocks_takes_its_engines_with_it():
     async with deployment_without("node-md") as deployment:
-        theirs = msgspec.structs.replace(deployment.topology, block_tokens=32)
+        theirs = with_other_blocks(deployment.topology)
         with started(command(deployment, theirs, "node", "--name", "node-md")):
 
             async def is_told() -> bool:

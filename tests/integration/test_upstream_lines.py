@@ -20,7 +20,8 @@ import pytest
 from pdd.cli.ask.client import RouterClient
 from pdd.cli.ask.conversation import Question, ReceivedAnswer, ReceivedSpan
 from pdd.cli.roles import router
-from pdd.cli.roles.command import RoleContext
+from pdd.cli.roles.context import RoleContext
+from pdd.cli.topology.source import TopologySource
 from pdd.core.topology import LOOPBACK, Topology
 from tests.integration.test_live_chaos import explain
 from tests.support.bad_line import BadLine, bad_line
@@ -134,7 +135,8 @@ def free_port() -> int:
 @asynccontextmanager
 async def own_router(topology: Topology, deployment: Live) -> AsyncGenerator[str]:
     ready = asyncio.Event()
-    context = RoleContext(topology=topology, name="router", run=deployment.deployment.run, on_ready=ready.set)
+    run, source = deployment.deployment.run, TopologySource(file="topology.json")
+    context = RoleContext(topology=topology, source=source, name="router", run=run, on_ready=ready.set)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(router.main(context))
         await ready.wait()

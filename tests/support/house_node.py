@@ -18,8 +18,15 @@ from pathlib import Path
 OWN_PACKAGES = (
     *("pdd.core", "pdd.index", "pdd.protocol", "pdd.kvnode", "pdd.transport"),
     *("pdd.cli.roles", "pdd.cli.topology"),
+    *(f"pdd.cli.{name}" for name in ("program", "commands", "options", "quantities", "given_text")),
+    *("pdd.cli.output", "pdd.cli.environment"),
+    *(f"pdd.cli.deploy.{name}" for name in ("lifeline", "processes", "state")),
 )
-"""What a node is made of: modules may come and go there. Anything else of PDD is foreign."""
+"""What a node is made of: modules may come and go there. Anything else of PDD is foreign.
+
+The program around every command, and what ties a role to its supervisor, are named one by one: the rest of ``pdd.cli``
+is other commands.
+"""
 FORBIDDEN_LIBRARIES = (
     *("aiohttp", "huggingface_hub", "jinja2", "numpy", "prometheus_client"),
     *("rich", "safetensors", "tokenizers", "torch", "transformers", "vllm"),

@@ -13,6 +13,7 @@ from pdd.cli.deploy.deployment import role_commands
 from pdd.cli.deploy.forking import ForkServers
 from pdd.cli.deploy.state import Phase, RoleStatus, run_directory
 from pdd.cli.deploy.supervisor import Supervisor, Timing
+from pdd.cli.topology.formats import with_kv_format
 from pdd.cli.topology.ports import reserved, write_resolved
 from pdd.core.topology import Address, Topology
 from pdd.core.units import Seconds
@@ -44,7 +45,7 @@ async def vllm_process(forks: ForkServers, **engine: object) -> AsyncGenerator[V
     """A ready engine of ``MODEL`` by itself; ``engine`` are keys of its table. Nothing of it is left afterwards."""
     packaged = packaged_topology("vllm-tiny", **{_ENGINE: engine})
     widened = msgspec.structs.replace(packaged, max_model_tokens=find_model(MODEL).max_model_tokens)
-    with reserved(widened) as topology, tempfile.TemporaryDirectory(prefix="pdd-") as folder:
+    with reserved(with_kv_format(widened)) as topology, tempfile.TemporaryDirectory(prefix="pdd-") as folder:
         run = run_directory(Path(folder), topology.name)
         with run.hold():
             write_resolved(topology, run.topology_file)

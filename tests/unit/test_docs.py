@@ -17,12 +17,15 @@ from pdd.core.topology import (
     AdmissionTable,
     EngineTable,
     HealthTable,
+    KvFormatTable,
+    LayersTable,
     LinkTable,
     NodeTable,
     PolicyTable,
     RouterTable,
     SlaTable,
     TenantTable,
+    TensorTable,
     Topology,
 )
 from pdd.engine.http.wire_request import GenerateBody, SamplingBody, TransferBody
@@ -72,6 +75,7 @@ def test_every_key_of_a_topology_is_explained():
     tables = (
         *(Topology, NodeTable, EngineTable, LinkTable, RouterTable),
         *(TenantTable, PolicyTable, HealthTable, AdmissionTable, SlaTable),
+        *(KvFormatTable, LayersTable, TensorTable),
     )
     keys = [key for table in tables for key in table.__struct_fields__ if key not in _NEEDS_NO_WORDS]
     assert missing(keys, page("topology.md")) == []
@@ -158,6 +162,7 @@ def test_every_command_and_every_flag_that_matters_is_explained():
     assert isinstance(commands, dict)
     assert missing(list(commands), text) == []
     for name in ("up", "link"):
+        commands[name].define()
         flags = [flag for action in commands[name]._actions for flag in action.option_strings if flag.startswith("--")]
         assert [flag for flag in flags if flag not in text and flag not in {"--help", "--jitter"}] == []
 

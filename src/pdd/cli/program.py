@@ -1,6 +1,7 @@
 """The program ``pdd``: finds the command that is meant and runs it.
 
-Only that command is imported, and what it needs when it runs: ``pdd --help`` is quick, a KV node's process holds no engine.
+Only that command is imported, and what it needs only when it runs: so ``pdd --help`` is quick, and a KV node's process
+holds no engine.
 """
 
 from __future__ import annotations

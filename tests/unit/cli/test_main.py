@@ -1,6 +1,7 @@
 """What every command has in common: help, JSON, one clear line for each error, exit codes, quick starts."""
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -64,6 +65,50 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path, arguments, word
     assert words in err
 
 
+HELP = """\
+usage: pdd [-h] [--version] COMMAND ...
+
+Prefill / relay-decode / main-decode serving of LLMs across datacenters.
+
+options:
+  -h, --help    show this help message and exit
+  --version     print the version and exit
+
+commands:
+  COMMAND
+    up          run every role of a topology on this machine
+    ask         send one prompt and see who computed which token
+    demo        see a relayed answer, and what the relay is good for
+    verify      prove that relayed answers are the same, token for token
+    status      show what a running deployment does
+    link        show or change an emulated link while it runs
+    sim         simulate a deployment on a virtual clock
+    topology    write what a topology's roles are started from
+    node        run one KV node: a process that holds KV blocks in memory and replicates them
+    engine      run one engine: token IDs in, token IDs out, over HTTP
+    wan         run one emulated link between two clusters
+    router      run the router: the OpenAI-compatible front door
+    export-model
+                write a model of the catalog as a Hugging Face folder, or such a folder without
+                its weights
+    version     print PDD's version
+
+Each command has its own --help.
+"""
+
+
+def test_every_command_is_listed_though_none_is_imported(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert output_of(capsys, "--help") == (0, HELP, "")
+
+
+def test_a_simulation_is_listed_though_it_is_not_imported(capsys):
+    code, out, _ = output_of(capsys, "sim", "--help")
+    assert code == 0
+    assert re.search(r"^    paper +simulate the published evaluation", out, re.MULTILINE)
+    assert "invalid choice: 'fly' (choose from 'run', 'paper'," in output_of(capsys, "sim", "fly")[2]
+
+
 def test_without_arguments_the_help_is_shown(capsys):
     code, out, err = output_of(capsys)
     assert (code, out) == (2, "")
@@ -85,7 +130,7 @@ def test_a_stall_has_a_unit_or_is_in_seconds(text, seconds):
     assert build_parser().parse_args(["link", "wan", "--stall", text]).stall == seconds
 
 
-@pytest.mark.parametrize("module", ["pdd.cli.program", "msgspec", "pdd.cli.deploy.up"])
+@pytest.mark.parametrize("module", ["pdd.cli.program", "msgspec", "pdd.cli.version"])
 def test_an_interrupt_while_the_program_is_imported_is_no_traceback(module):
     program = f"""
         import sys
@@ -120,9 +165,10 @@ def test_asking_about_nothing_that_runs_is_a_failure(capsys, tmp_path):
 def test_every_command_has_help_and_those_that_print_results_have_json():
     actions = build_parser()._subparsers._group_actions[0]
     for name, parser in actions.choices.items():
+        parser.define()
         text = parser.format_help()
         assert len(text) > 100, name
-        assert ("--json" in text) or name in ROLES, name
+        assert ("--json" in text) or name in {*ROLES, "topology"}, name
 
 
 def test_an_unforeseen_error_is_named_as_such_in_one_line():
@@ -147,8 +193,12 @@ def test_the_cause_inside_of_groups_is_found():
     ("program", "absent"),
     [
         (
-            "import pdd.cli.program; pdd.cli.program.build_parser()",
-            ("torch", "aiohttp", "numpy", "tokenizers", "openai"),
+            "import pdd.cli.program; pdd.cli.program.build_parser().format_help()",
+            ("torch", "aiohttp", "numpy", "tokenizers", "openai", "rich", "asyncio", "pdd.cli.version", "pdd.cli.sim"),
+        ),
+        (
+            "import pdd.cli; pdd.cli.main(['sim', 'run', '--topology', 'x'])",
+            ("torch", "aiohttp", "numpy", "pdd.cli.sim.paper", "pdd.cli.deploy.up", "pdd.cli.roles"),
         ),
         ("import pdd.cli.deploy.status, pdd.cli.topology.ports, pdd.kvnode.client", ("torch", "aiohttp")),
         ("import pdd.cli.roles.node, pdd.cli.roles.command", ("torch", "aiohttp", "pdd.engine.embedded", "pdd.router")),

@@ -3,7 +3,6 @@
 import pytest
 
 from pdd.cli.options import ENGINE_CHOICES
-from pdd.cli.topology.check import Exposure
 from pdd.cli.topology.choose import choose_topology
 from pdd.cli.topology.file import (
     load_simulated_topology,
@@ -12,6 +11,7 @@ from pdd.cli.topology.file import (
     parse_topology,
     simulated_topologies,
 )
+from pdd.cli.topology.wiring import Exposure
 from pdd.core.errors import ConfigError
 from pdd.core.request import Role
 from pdd.core.topology import EngineKind

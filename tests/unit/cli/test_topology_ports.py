@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from pdd.cli.topology.file import load_topology
-from pdd.cli.topology.ports import _bind_alone, read_resolved, require_resolved, reserved, resolve, write_resolved
+from pdd.cli.topology.ports import (
+    _FIRST_PORT,
+    _bind_alone,
+    read_resolved,
+    require_resolved,
+    reserved,
+    resolve,
+    write_resolved,
+)
 from pdd.core.errors import ConfigError
 from pdd.core.topology import LOOPBACK
 
@@ -67,8 +75,16 @@ def test_a_fixed_port_that_is_in_use_is_refused_by_key(topology):
         holder.listen(1)
         port = holder.getsockname()[1]
         busy = msgspec.structs.replace(topology, router=msgspec.structs.replace(topology.router, port=port))
-        with pytest.raises(ConfigError, match=rf"topology 'scripted': router\.port = {port}: .*in use"):
-            resolve(busy)
+        with pytest.raises(ConfigError, match=rf"topology 'scripted': router\.port = {port}: .*in use"), reserved(busy):
+            pass
+        assert resolve(busy).router.port == port, "it may be another machine's"
+
+
+def test_a_fixed_port_is_chosen_for_nobody_else(topology, monkeypatch):
+    monkeypatch.setattr("pdd.cli.topology.ports._END_PORT", _FIRST_PORT + 40)
+    fixed = msgspec.structs.replace(topology, router=msgspec.structs.replace(topology.router, port=_FIRST_PORT + 7))
+    ports = list(all_ports(resolve(fixed)))
+    assert len(set(ports)) == len(ports)
 
 
 def test_a_host_that_is_none_of_ours_is_refused(topology):

@@ -19,8 +19,8 @@ _SUFFIX = ".json"
 def define(parser: CommandParser) -> None:
     """``pdd topology resolve``."""
     parser.description = (
-        "Writes a topology as `pdd up` hands it to its roles: with a port for whatever has none, the forwards of its links, "
-        "and the KV format of its model. A KV node on a machine without the model is started from it. Fixed ports stay as "
+        "Writes a topology as `pdd up` hands it to its roles: with a port for whatever has none, the forwards of its "
+        "links, and the KV format of its model. A KV node is started from it, and needs no model. Fixed ports stay as "
         "they are. It may hold API keys: --output makes a file for its owner only."
     )
     parser.epilog = "It is one JSON object; every role takes such a file, by --topology."

@@ -235,7 +235,7 @@ def _describe_router(health: dict[str, Any]) -> str:
 
 
 async def _ask_node(topology: Topology, name: str) -> dict[str, Any]:
-    from pdd.cli.topology.file import TopologySource
+    from pdd.cli.topology.source import TopologySource
     from pdd.cli.topology.wiring import require_kv_format
     from pdd.kvnode.client import TcpNodeClient
 

@@ -24,9 +24,10 @@ from pdd.cli.environment import default_state_root
 from pdd.cli.options import add_callers, add_insecure_plaintext, add_state_dir, with_callers
 from pdd.cli.output import exit_code_of, root_cause, show_error, write_logs_as_utf8
 from pdd.cli.roles.context import RoleContext
-from pdd.cli.topology.file import TopologySource, load_topology, read_topology
+from pdd.cli.topology.file import load_topology, read_topology
 from pdd.cli.topology.ports import read_resolved, require_resolved
 from pdd.cli.topology.ranges import Refuse
+from pdd.cli.topology.source import TopologySource
 from pdd.cli.topology.wiring import Exposure, check_node_topology
 from pdd.core.errors import ConfigError, Incompatible
 from pdd.core.topology import EngineKind, Topology

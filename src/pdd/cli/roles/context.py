@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdd.cli.deploy.state import RunDirectory
-from pdd.cli.topology.file import TopologySource
+from pdd.cli.topology.source import TopologySource
 from pdd.core.topology import Topology
 
 

@@ -51,6 +51,14 @@ def define(parser: CommandParser) -> None:
         metavar="TOPOLOGY",
         help="paper, crossing, or a TOML file of modelled engines (default: %(default)s)",
     )
+    _add_workload(parser)
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write every event of every request, as JSON lines")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write an HTML page of charts over time")
+    add_json(parser)
+    parser.set_defaults(run=run_simulation)
+
+
+def _add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload",
         default="generated",
@@ -76,10 +84,6 @@ def define(parser: CommandParser) -> None:
         metavar="TIME",
         help='leave out requests that are sent later, such as "10 min"; a plain number is seconds',
     )
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write every event of every request, as JSON lines")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write an HTML page of charts over time")
-    add_json(parser)
-    parser.set_defaults(run=run_simulation)
 
 
 def run_simulation(args: argparse.Namespace) -> int:

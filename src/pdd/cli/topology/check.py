@@ -9,7 +9,7 @@ import msgspec
 
 from pdd.cli.topology.formats import kv_format_of
 from pdd.cli.topology.ranges import Refuse
-from pdd.cli.topology.wiring import Exposure, block_tokens_of, check_arena, check_places, check_roles, check_shape
+from pdd.cli.topology.wiring import Exposure, block_tokens_of, check_addresses, check_arena, check_roles, check_shape
 from pdd.core.errors import ConfigError
 from pdd.core.kv_format import abbreviate
 from pdd.core.request import Role
@@ -25,9 +25,9 @@ _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Engin
 def check_topology(topology: Topology, refuse: Refuse, exposure: Exposure) -> None:
     """Raises ConfigError at the first thing that can't work."""
     check_shape(topology, refuse)
-    _check_door(topology, refuse)
+    _check_front_door(topology, refuse)
     check_roles(topology, refuse, tuple(Role))
-    check_places(topology, refuse, exposure)
+    check_addresses(topology, refuse, exposure)
     model = _check_model(topology, refuse)
     _check_kinds(topology, model, refuse)
     _check_formats(topology, model, refuse)
@@ -42,7 +42,7 @@ def check_simulated_topology(topology: Topology, refuse: Refuse) -> None:
     since same-datacenter deployments are simulated for comparison, relay decode may be missing.
     """
     check_shape(topology, refuse)
-    _check_door(topology, refuse)
+    _check_front_door(topology, refuse)
     check_roles(topology, refuse, (Role.PREFILL, Role.MAIN_DECODE))
     _check_simulated_kinds(topology, refuse)
     for index, node in enumerate(topology.nodes):
@@ -54,7 +54,7 @@ def check_simulated_topology(topology: Topology, refuse: Refuse) -> None:
     _check_caches(topology, refuse)
 
 
-def _check_door(topology: Topology, refuse: Refuse) -> None:
+def _check_front_door(topology: Topology, refuse: Refuse) -> None:
     """Who may call the router."""
     _check_tenants(topology, refuse)
     _check_callers(topology, refuse)

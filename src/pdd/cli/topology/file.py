@@ -12,7 +12,6 @@ import os.path
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -22,27 +21,13 @@ from typing import Any, cast, get_args, get_origin
 import msgspec
 
 from pdd.cli.quantities import Dimension, describe, dimension_of, parse_quantity
+from pdd.cli.topology.source import TopologySource
 from pdd.cli.topology.wiring import Exposure
 from pdd.core.errors import ConfigError
 from pdd.core.topology import KvFormatTable, Topology, is_model_path
 
 DEFAULT_TOPOLOGY = "default"
 _VALIDATION_PATH = re.compile(r"(?P<problem>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
-
-
-@dataclass(slots=True, kw_only=True)
-class TopologySource:
-    """Where a topology came from, so that a message can show a key as its author wrote it."""
-
-    file: str
-    written: dict[str, tuple[str, object]] = field(default_factory=dict[str, tuple[str, object]])
-    """Path of a key of ``pdd.core.topology`` -> path and value in the file."""
-
-    def refuse(self, path: str, right: str, *, value: object = None) -> ConfigError:
-        """The error about the key at ``path``; ``value`` where the file doesn't hold one (a default)."""
-        written_path, written_value = self.written.get(path, (path, value))
-        shown = "" if written_value is None else f" = {written_value!r}"
-        return ConfigError(f"{self.file}: {written_path}{shown}: {right}")
 
 
 def packaged_topologies() -> tuple[str, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pdd.cli.topology.file import TopologySource
 from pdd.cli.topology.ranges import Refuse
+from pdd.cli.topology.source import TopologySource
 from pdd.cli.topology.wiring import block_tokens_of
 from pdd.core.kv_format import KvFormat, abbreviate
 from pdd.core.topology import KvFormatTable, Topology
@@ -34,9 +34,10 @@ def kv_format_of(topology: Topology, model: ModelEntry, refuse: Refuse) -> KvFor
     found = topology.kv_format.kv_format if topology.kv_format is not None else expected
     if found.fingerprint == expected.fingerprint:
         return expected
+    difference = describe_difference(found.description, expected.description)
     raise refuse(
         "kv_format",
-        f"it is {abbreviate(found.description)!r}, but model {topology.model!r} has {abbreviate(expected.description)!r} "
-        f"here: they differ in {describe_difference(found.description, expected.description)}; give every machine the "
-        "same model, or leave this table out and let `pdd topology resolve` write it",
+        f"it is {abbreviate(found.description)!r}, but model {topology.model!r} has "
+        f"{abbreviate(expected.description)!r} here: they differ in {difference}; give every machine the same model, "
+        "or leave this table out and let `pdd topology resolve` write it",
     )

@@ -30,7 +30,7 @@ def check_node_topology(topology: Topology, refuse: Refuse, exposure: Exposure) 
     """Raises ConfigError at the first thing that a KV node can't be started from; its model is for others to check."""
     check_shape(topology, refuse)
     check_roles(topology, refuse, tuple(Role))
-    check_places(topology, refuse, exposure)
+    check_addresses(topology, refuse, exposure)
     kv_format = require_kv_format(topology, refuse)
     for index, node in enumerate(topology.nodes):
         if block_tokens_of(topology, node) != kv_format.block_tokens:
@@ -65,7 +65,7 @@ def check_shape(topology: Topology, refuse: Refuse) -> None:
     _check_links(topology, refuse)
 
 
-def check_places(topology: Topology, refuse: Refuse, exposure: Exposure) -> None:
+def check_addresses(topology: Topology, refuse: Refuse, exposure: Exposure) -> None:
     """Where roles listen."""
     _check_hosts(topology, refuse, exposure)
     _check_ports(topology, refuse)
