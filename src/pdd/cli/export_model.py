@@ -15,7 +15,7 @@ def define(parser: CommandParser) -> None:
     parser.description = (
         "Writes a model of PDD's catalog as a Hugging Face folder in float32, with exactly the numbers that "
         "the embedded engine computes with: for vLLM, transformers and others. Given a folder's path, copies all but its "
-        "weights: what a machine needs that runs a router or a KV node, but no engine."
+        "weights: what a machine needs that runs a router, but no engine."
     )
     parser.add_argument("model", metavar="NAME", help="a name of the catalog, or the path of a folder, with a / in it")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to; it must not exist")
