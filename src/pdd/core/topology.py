@@ -182,7 +182,8 @@ class PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     handoff: HandoffRule = HandoffRule.BY_LOAD
     one_shot_load: float = 0.75
     """Above this share of relay decode's room in use, hand-offs are one-shot: it is released soonest."""
-    filter: FilterRule = FilterRule.BACKGROUND
+    filter: FilterRule = FilterRule.OFF
+    """Off: that it is worth anything could not be shown. ``docs/policies.md`` says when to try it."""
     filter_max_share: float = 0.04
     """No more than this share of all requests is filtered."""
     placement: PlacementRule = PlacementRule.PREFIX

@@ -39,8 +39,8 @@ def define(parser: CommandParser) -> None:
     """``pdd sim compare``."""
     parser.description = (
         "Runs the same requests with one policy changed at a time: nobody relays, route by hit rate, relays that "
-        "never hand over, always one-shot, always catch-up, no filter, filter that cuts at once, placement by load alone; "
-        "each in a setting where it matters. What a policy is worth is what gets worse without it."
+        "never hand over, always one-shot, always catch-up, with the filter, a filter that cuts at once, placement by "
+        "load alone; each in a setting where it matters. What a policy is worth is what gets worse without it."
     )
     parser.epilog = (
         "With --json: standings, one for each setting and rival: figures with means and 95 % intervals over seeds, and "

@@ -44,7 +44,7 @@ def rivals(policy: PolicyTable) -> tuple[Rival, ...]:
         Rival(name="relays after 2 s", policy=replace(policy, relay_threshold_s=Seconds(2.0))),
         Rival(name="always one-shot", policy=replace(policy, handoff=HandoffRule.ONE_SHOT)),
         Rival(name="always catch-up", policy=replace(policy, handoff=HandoffRule.CATCH_UP)),
-        Rival(name="no filter", policy=replace(policy, filter=FilterRule.OFF)),
+        Rival(name="with filter", policy=replace(policy, filter=FilterRule.BACKGROUND)),
         Rival(name="filter cuts at once", policy=replace(policy, filter=FilterRule.CUT)),
         Rival(name="least loaded", policy=replace(policy, placement=PlacementRule.LEAST_LOADED)),
     )

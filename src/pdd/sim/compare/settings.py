@@ -88,7 +88,7 @@ def _places(apart: Topology) -> Sequence[_Place]:
         ),
         _Place(
             name="singular: the line full, 3.5 % read 55 K tokens anew and promise to say 128 at most",
-            rivals=("no filter", "filter cuts at once"),
+            rivals=("with filter", "filter cuts at once"),
             topology=apart,
             spec=_with_promise(singular, 128),
             requests_per_s=5.0,
