@@ -1,4 +1,7 @@
-"""``python -m benchmarks [NAME ...]``: those named, or all that need no vLLM. Tables to stdout, JSON to build/benchmarks."""
+"""``python -m benchmarks [NAME ...]``: those named, or all that need no vLLM.
+
+Tables to stdout, JSON to build/benchmarks.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ _TRACE = _LOGS / "router.trace"
 
 @asynccontextmanager
 async def pdd_at(sites: Sites, topology: Topology) -> AsyncGenerator[str]:
-    """Cluster A of ``topology`` near, all others far, joined by the sites' line alone. Yields the router's URL, seen from near.
+    """Cluster A of ``topology`` near, all others far, joined by the sites' line alone. Yields the router's URL, seen
+    from near.
 
     Raises:
         ConfigError: a role found its configuration wrong.
@@ -93,7 +94,8 @@ def _inside(command: RoleCommand, topology: Topology, sites: Sites) -> RoleComma
 
 @contextmanager
 def stock_engines_at(sites: Sites, *, model: Path, served_as: str) -> Generator[tuple[str, str, str]]:
-    """Three vLLM engines without PDD: one by itself near; prefill near and decode far, joined by vLLM's own NixlConnector.
+    """Three vLLM engines without PDD: one by itself near; prefill near and decode far, joined by vLLM's own
+    NixlConnector.
 
     Yields their URLs, in this order.
 

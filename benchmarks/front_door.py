@@ -1,4 +1,6 @@
-"""How long the router's other clients wait while one sends what costs most to read: the longest answer to a health check."""
+"""How long the router's other clients wait while one sends what costs most to read: the longest answer to a health
+check.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Four long prompts at once where main decode's node has room for one: what the other three cost the one that is served."""
+"""Four long prompts at once where main decode's node has room for one: what the other three cost the one that is
+served.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The process that is the line between two network namespaces: every packet of one end comes out at the other.
 
-Started as root with ``NAMESPACE ADDRESS NAMESPACE ADDRESS RATE_BITS_PER_S DELAY_S``. Whatever runs in the two namespaces has
-nothing else between them, so any software, unchanged and unknowing, is measured on the same line. Packets are put on it
-one after the other at the rate, headers included, wait for the delay, and are never lost: what doesn't fit waits.
-Prints ``ready``; then answers each line on stdin with how many bytes each end has sent.
+Started as root with ``NAMESPACE ADDRESS NAMESPACE ADDRESS RATE_BITS_PER_S DELAY_S``. Whatever runs in the two
+namespaces has nothing else between them, so any software, unchanged and unknowing, is measured on the same line.
+Packets are put on it one after the other at the rate, headers included, wait for the delay, and are never lost: what
+doesn't fit waits. Prints ``ready``; then answers each line on stdin with how many bytes each end has sent.
 """
 
 from __future__ import annotations

@@ -143,7 +143,8 @@ async def _send(entrance: Address) -> None:
             writer.write(_CHUNK)
             await writer.drain()
     finally:
-        # A close alone would leave megabytes in the kernel, which would go on crossing the line in the next measurement.
+        # A close alone would leave megabytes in the kernel, which would go on crossing the line in the next
+        # measurement.
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()

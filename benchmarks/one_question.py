@@ -1,7 +1,7 @@
 """Asks one question and says when which token came: a process, since it has to sit in a network namespace.
 
-A JSON object of ``Asking`` on stdin, one of ``Heard`` on stdout. With ``SECONDS URL ...`` it asks nothing, but waits until
-all of these are healthy.
+A JSON object of ``Asking`` on stdin, one of ``Heard`` on stdout. With ``SECONDS URL ...`` it asks nothing, but waits
+until all of these are healthy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class StockPair(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """vLLM's own disaggregation, in the two calls its documentation prescribes: prefill's answer says where decode pulls from."""
+    """vLLM's own disaggregation, in the two calls its documentation prescribes: prefill's answer says where decode
+    pulls from.
+    """
 
     prefill_url: str
     decode_url: str

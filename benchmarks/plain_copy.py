@@ -1,7 +1,8 @@
 """The yardstick for replication: one process sends a gigabyte over loopback TCP, another takes it. Nothing else.
 
 ``send PORT BYTES`` connects, then sends all of it for each line on stdin and prints how many seconds passed until the
-receiver had it; ``receive BYTES`` prints the port that it listens on. Both work through one buffer of that size, as nodes do.
+receiver had it; ``receive BYTES`` prints the port that it listens on. Both work through one buffer of that size, as
+nodes do.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The yardstick for the embedded engine: the same model the usual way, batched, with nothing exact about it.
 
-Plain linear layers, torch's scaled dot-product attention over one contiguous cache for a batch of equally long sequences.
+Plain linear layers, torch's scaled dot-product attention over one contiguous cache for a batch of equally long
+sequences.
 """
 
 from __future__ import annotations

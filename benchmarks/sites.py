@@ -1,4 +1,5 @@
-"""Two datacenters on one machine: network namespaces with one shaped line between them, for software that is not PDD's too.
+"""Two datacenters on one machine: network namespaces with one shaped line between them, for software that is not PDD's
+too.
 
 Needs root, ``ip`` and ``/dev/net/tun``. Nothing of it touches the machine's own network.
 """

@@ -1,7 +1,8 @@
 """PDD on vLLM beside vLLM's own disaggregation: the same model, box, line and conversations, in one run.
 
-Two sites, joined by one line that all of them use unchanged. At first a pair of vLLM engines with vLLM's own NixlConnector,
-and one more that does everything, for the floor. Then PDD's three with their nodes, relayed and pinned direct.
+Two sites, joined by one line that all of them use unchanged. At first a pair of vLLM engines with vLLM's own
+NixlConnector, and one more that does everything, for the floor. Then PDD's three with their nodes, relayed and pinned
+direct.
 """
 
 from __future__ import annotations
@@ -113,7 +114,10 @@ async def _measure_pdd(sites: Sites, topology: Topology, repetitions: int) -> di
 
 
 def _converse(sites: Sites, model: str, ways: dict[str, _Way], repetitions: int) -> None:
-    """Everyone in turn, so that a slow minute of the machine is everyone's. The first round warms up and isn't counted."""
+    """Everyone in turn, so that a slow minute of the machine is everyone's.
+
+    The first round warms up and isn't counted.
+    """
     progress = Console(stderr=True)
     for repetition in range(repetitions + 1):
         for name, way in ways.items():

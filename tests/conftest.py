@@ -35,7 +35,9 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 async def forks(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[ForkServers]:
-    """All vLLM engines of a session are forked from one process, which alone imports vLLM: that takes most of a start."""
+    """All vLLM engines of a session are forked from one process, which alone imports vLLM: that takes most
+    of a start.
+    """
     servers = ForkServers(tmp_path_factory.mktemp("forks") / "log")
     yield servers
     await servers.close()

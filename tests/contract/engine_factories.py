@@ -1,4 +1,7 @@
-"""Every engine that must pass the contract, each behind an HTTP server. A further one is one more entry in ``FACTORIES``."""
+"""Every engine that must pass the contract, each behind an HTTP server.
+
+A further one is one more entry in ``FACTORIES``.
+"""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

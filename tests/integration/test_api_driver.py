@@ -1,4 +1,7 @@
-"""The front door over the real driver: relays, stop strings and next turns through HTTP. Scripted engines, real time."""
+"""The front door over the real driver: relays, stop strings and next turns through HTTP.
+
+Scripted engines, real time.
+"""
 
 import asyncio
 import json

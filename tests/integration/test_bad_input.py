@@ -1,4 +1,6 @@
-"""Wrong input to real processes: each is refused at once, in one line that says what, where, and what would be right."""
+"""Wrong input to real processes: each is refused at once, in one line that says what, where, and what would
+be right.
+"""
 
 from __future__ import annotations
 

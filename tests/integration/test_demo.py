@@ -1,4 +1,6 @@
-"""``pdd demo`` with real processes: scripted engines behind a line so slow that the router sees the need for a relay."""
+"""``pdd demo`` with real processes: scripted engines behind a line so slow that the router sees the need
+for a relay.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Roles die, lines break and clients leave in the middle of answers from real processes; the answer stays the right one.
+"""Roles die, lines break and clients leave in the middle of answers from real processes; the answer stays the right
+one.
 
 The line is slow enough for a prompt's KV to take a second and a half, and main decode extends slowly, so that there is
 time to break something while relay decode runs, while main decode catches up, and while it decodes.
@@ -351,7 +352,9 @@ async def are_idle(deployment: Live) -> bool:
 
 
 async def test_random_kills_under_load_break_no_answer():
-    """Whatever dies whenever: an answer that has begun is completed exactly; one that hasn't may be refused, and is asked again."""
+    """Whatever dies whenever: an answer that has begun is completed exactly; one that hasn't may be refused, and is
+    asked again.
+    """
     chance = random.Random(11)
     seconds = 12.0
     async with live(slow_scripted(), timing=QUICK_RESTARTS) as deployment:
@@ -380,7 +383,8 @@ async def test_random_kills_under_load_break_no_answer():
                 group.create_task(client(number))
         assert num_answers >= 4
         await deployment.until_healthy()
-        # What those answers still send shares the line: the next hand-off would come too late for an answer of this length.
+        # What those answers still send shares the line: the next hand-off would come too late for an answer of this
+        # length.
         await deployment.until_clean(seconds=30.0)
         await check_relays(deployment, "afterwards")
         await deployment.until_clean()

@@ -1,7 +1,8 @@
 """A node dies while nobody asks anything, and is back before the next request: that one must not notice.
 
 The engines' connections to the node are dead by then. Relay and main decode compute so slowly that a prompt which they
-don't get from their node takes them longer than is allowed here; without P's blocks the answer stands still for longer yet.
+don't get from their node takes them longer than is allowed here; without P's blocks the answer stands still for longer
+yet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hundreds of requests through one deployment, a third of them abandoned: nothing grows, nothing stays held.
 
-The real engine's arithmetic on a tiny model, eight clients at a time, prompts and answers of mixed length, every route, greedy
-and sampled; prompts come again, so that caches hit and evict.
+The real engine's arithmetic on a tiny model, eight clients at a time, prompts and answers of mixed length, every route,
+greedy and sampled; prompts come again, so that caches hit and evict.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ MODEL = find_model("tiny-random").name
 ARENA = Bytes(2 * 1024 * 1024)
 """Room for two or three of the longest requests at a time: blocks are evicted all the time."""
 ALLOWED_GROWTH = 6 * 1024 * 1024
-"""Bytes over 500 requests, so 12 KB a request. Traced Python objects do not grow at all; what does is what allocators keep for
-eight clients at a time, in steps of up to 2 MB: 1 to 3 MB after 500 requests, 4 MB after 2,000, when this was measured."""
+"""Bytes over 500 requests, so 12 KB a request. Traced Python objects do not grow at all; what does is what allocators
+keep for eight clients at a time, in steps of up to 2 MB: 1 to 3 MB after 500 requests, 4 MB after 2,000, when this was
+measured.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

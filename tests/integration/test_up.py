@@ -1,4 +1,6 @@
-"""``pdd up`` as a user runs it: a whole scripted deployment in processes, seen through ``pdd status`` and ``pdd link``."""
+"""``pdd up`` as a user runs it: a whole scripted deployment in processes, seen through ``pdd status`` and
+``pdd link``.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Roles that are forked from a process which holds their imports: everything that is so of executed ones is so of them."""
+"""Roles that are forked from a process which holds their imports: everything that is so of executed ones is
+so of them.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,6 @@
-"""``pdd up wide`` while its engines and nodes die and hang: one of a pair is not missed, both are, until they are back."""
+"""``pdd up wide`` while its engines and nodes die and hang: one of a pair is not missed, both are, until
+they are back.
+"""
 
 import os
 import signal

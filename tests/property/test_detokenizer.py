@@ -1,6 +1,7 @@
 """Answers of every kind of vocabulary: no later than needed, and together what the tokens' bytes say.
 
-The reference is Python's decoding of all bytes, and where these are text all through, the library's decoding of all tokens.
+The reference is Python's decoding of all bytes, and where these are text all through, the library's decoding of all
+tokens.
 """
 
 import pytest

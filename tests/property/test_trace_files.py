@@ -1,4 +1,6 @@
-"""Traces written by the standard library are read back as they were; whatever else a file holds is read, or refused in words."""
+"""Traces written by the standard library are read back as they were; whatever else a file holds is read, or refused in
+words.
+"""
 
 from __future__ import annotations
 

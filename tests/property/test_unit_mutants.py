@@ -1,5 +1,5 @@
-"""Unit tests notice when a rule of the policies is removed, or a guard of the beliefs, of a batch, or of the driver where no
-random world misses it.
+"""Unit tests notice when a rule of the policies is removed, or a guard of the beliefs, of a batch, or of the driver
+where no random world misses it.
 """
 
 from __future__ import annotations

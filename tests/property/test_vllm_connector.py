@@ -1,4 +1,5 @@
-"""The vLLM connector's decisions under any order of requests, steps, loads, preemptions, aborts and restarts of its node.
+"""The vLLM connector's decisions under any order of requests, steps, loads, preemptions, aborts and restarts of its
+node.
 
 ``tests.support.fake_vllm`` checks each order and each byte as it goes; here only the orders of events are made up.
 """

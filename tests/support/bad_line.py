@@ -16,7 +16,8 @@ CHUNK_BYTES = 16 * 1024
 class BadLine:
     """Forwards to ``there``. Set ``bytes_per_second`` (forward), ``bytes_per_second_back`` or ``flips`` at any time.
 
-    ``cut`` breaks what is open, and while ``refuses`` is set new connections are broken as well; ``freeze`` moves nothing.
+    ``cut`` breaks what is open, and while ``refuses`` is set new connections are broken as well; ``freeze`` moves
+    nothing.
 
     ``flips`` lists offsets, counted in bytes sent forward over the line's whole life, at which one bit is turned.
     """

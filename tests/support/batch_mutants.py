@@ -1,4 +1,6 @@
-"""Hand-made mutants of the modelled engines' batch: each puts steps together that ``policy.batching`` would plan differently."""
+"""Hand-made mutants of the modelled engines' batch: each puts steps together that ``policy.batching`` would plan
+differently.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pdd.belief.prefixes import Prefixes
 from pdd.belief.traffic import FilterShare, OutputLengths
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.router.clock import LoopClock
-from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.router.driver.workers.pins import PinBoard
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.worker import Worker

@@ -1,6 +1,7 @@
 """Hand-made mutants of the router's driver: each removes one guard, and some random world must notice it.
 
-Run as a module it says which world notices which mutant: `python -m tests.support.chaos_mutants [part of a guard's name]`.
+Run as a module it says which world notices which mutant: `python -m tests.support.chaos_mutants [part of a guard's
+name]`.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ MUTANTS: tuple[ChaosMutant, ...] = (
     ),
     ChaosMutant(
         "silence is a loss",
-        "router.driver.patience",
+        "router.driver.bounds.patience",
         '            self._break_off(f"the engine sent no token for {self._limit:g} s")\n',
         "            pass\n",
     ),
     ChaosMutant(
         "what has expired expires no more",
-        "router.driver.patience",
+        "router.driver.bounds.patience",
         "    if not scope.expired():\n",
         "    if True:\n",
         seed=12,
@@ -108,7 +109,7 @@ MUTANTS: tuple[ChaosMutant, ...] = (
     ),
     ChaosMutant(
         "a place is given back",
-        "router.driver.waiting_room",
+        "router.driver.bounds.waiting_room",
         "        called = self._line.leave(place.entry)\n",
         "        called = None\n",
     ),
@@ -142,7 +143,7 @@ MUTANTS: tuple[ChaosMutant, ...] = (
     ChaosMutant(
         "a standstill is noticed",
         "protocol.delivery",
-        "        if left <= 0 and not isinstance(self._phase, _Refused):\n",
+        "        if left <= 0 and not isinstance(self._phase, Refused):\n",
         "        if False:\n",
         seed=5,
     ),

@@ -1,4 +1,6 @@
-"""Deliveries under test: the real modules, or a text of one with one guard removed, loaded beside it under another name."""
+"""Deliveries under test: the real modules, or a text of one with one guard removed, loaded beside it under another
+name.
+"""
 
 from __future__ import annotations
 

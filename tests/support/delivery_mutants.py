@@ -1,4 +1,6 @@
-"""Hand-made mutants of a delivery, its standstill and its queue: each removes one guard, and a script or property notices it."""
+"""Hand-made mutants of a delivery, its standstill and its queue: each removes one guard, and a script or property
+notices it.
+"""
 
 from __future__ import annotations
 

@@ -195,8 +195,6 @@ class Referee:
             case dm.End():
                 demand(self.watch is None and not self.unended, "nothing is held at the end")
                 self.over = True
-            case dm.JoinQueue() | dm.LeaveQueue():
-                pass
 
     @property
     def demoted_now(self) -> bool:

@@ -1,4 +1,7 @@
-"""What one delivery commands in each situation, step by step. Each script plays one story and raises if it goes otherwise."""
+"""What one delivery commands in each situation, step by step.
+
+Each script plays one story and raises if it goes otherwise.
+"""
 
 from __future__ import annotations
 

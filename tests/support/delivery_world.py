@@ -1,4 +1,6 @@
-"""A model of everything around some deliveries to one node: its queue, the nodes, a clock, their owner, and bad weather."""
+"""A model of everything around some deliveries to one node: its queue, the nodes, a clock, their owner, and bad
+weather.
+"""
 
 from __future__ import annotations
 

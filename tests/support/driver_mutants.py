@@ -1,4 +1,6 @@
-"""Hand-made mutants of the router's driver that random worlds may miss: each removes one guard, and a unit test notices it."""
+"""Hand-made mutants of the router's driver that random worlds may miss: each removes one guard, and a unit test notices
+it.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +164,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "patience",
+        "bounds.patience",
         (
             "what has expired expires no more",
             "    if not scope.expired():\n",
@@ -339,7 +341,7 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
     ),
     *_of(
-        "waiting_room",
+        "bounds.waiting_room",
         (
             "who waits is called",
             "            self._waiting.pop(called).over.set()\n",
@@ -371,33 +373,32 @@ MUTANTS: tuple[UnitMutant, ...] = (
             "what was dropped while the node was away is told",
             "        if pin in self._told:\n            self._note(pin)\n",
             "        if False:\n            self._note(pin)\n",
-            "test_conversations:test_a_node_that_hung_hears_of_every_pin_that_was_dropped_meanwhile",
+            "test_pins:test_a_node_that_hung_hears_of_every_pin_that_was_dropped_meanwhile",
         ),
         (
             "what it never heard of is not",
             "        if pin in self._told:\n            self._note(pin)\n",
             "        if True:\n            self._note(pin)\n",
-            "test_conversations:test_what_a_node_never_heard_of_need_not_be_taken_back",
+            "test_pins:test_what_a_node_never_heard_of_need_not_be_taken_back",
         ),
         (
             "after a failure all are tried again",
             "dict.fromkeys((name, *self._due, *self._wanted))",
             "dict.fromkeys((name, *self._due))",
-            "test_conversations:test_a_node_that_is_away_is_told_all_that_is_still_wanted_when_it_is_back",
+            "test_pins:test_a_node_that_is_away_is_told_all_that_is_still_wanted_when_it_is_back",
         ),
         (
             "so is the one that failed",
             "dict.fromkeys((name, *self._due, *self._wanted))",
             "dict.fromkeys((*self._due, *self._wanted))",
-            "test_conversations:test_a_pin_that_could_not_be_taken_back_is_taken_back_later",
+            "test_pins:test_a_pin_that_could_not_be_taken_back_is_taken_back_later",
         ),
         (
             "a node that came back is told all",
             "            self._due = {**self._due, **dict.fromkeys(self._wanted)}\n",
             "",
-            "test_conversations:test_a_connection_that_was_lost_unnoticed_is_made_up_for_at_the_next_word",
+            "test_pins:test_a_connection_that_was_lost_unnoticed_is_made_up_for_at_the_next_word",
         ),
-        tests="belief",
     ),
     *_of(
         "request.seats",

@@ -72,7 +72,10 @@ class FakeAnswer:
 
 @dataclass(kw_only=True)
 class FakeService:
-    """Plays ``script`` for each request. ``opening`` is raised at once, ``closing`` at the end; ``transfer`` holds each context's end."""
+    """Plays ``script`` for each request.
+
+    ``opening`` is raised at once, ``closing`` at the end; ``transfer`` holds each context's end.
+    """
 
     script: Script
     opening: Exception | None = None

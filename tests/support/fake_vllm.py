@@ -1,4 +1,5 @@
-"""vLLM's scheduler and cache as far as a KV connector sees them, in plain Python: each token's KV is the name of its prefix.
+"""vLLM's scheduler and cache as far as a KV connector sees them, in plain Python: each token's KV is the name of its
+prefix.
 
 Around the connector's real decisions and a real link to a node of plain memory. Checks what the connector orders.
 """
@@ -62,7 +63,10 @@ class _Outcome:
 
 
 class FakeVllm:
-    """One engine. ``latency`` steps are built before a step's outcome is known: 1 with asynchronous scheduling, else 0."""
+    """One engine.
+
+    ``latency`` steps are built before a step's outcome is known: 1 with asynchronous scheduling, else 0.
+    """
 
     def __init__(
         self, *, block_tokens: int = 4, wire_tokens: int = 4, num_blocks: int = 64, chunk: int = 8, latency: int = 0

@@ -49,7 +49,9 @@ _VLLM_HOLDS = {
 
 
 def packaged_topology(name: str, *, rate: float | None = None, **engines: dict[str, object]) -> Topology:
-    """A packaged topology on free ports; ``rate`` in bit/s replaces its line's, and ``P=dict(...)`` keys of an engine."""
+    """A packaged topology on free ports; ``rate`` in bit/s replaces its line's, and ``P=dict(...)`` keys of
+    an engine.
+    """
     topology = load_topology(name)
     links = tuple(
         msgspec.structs.replace(link, rate_bits_per_s=BitsPerSecond(rate or link.rate_bits_per_s))

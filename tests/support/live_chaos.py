@@ -1,7 +1,7 @@
 """Faults at random moments in a live deployment, and streams that have to survive them.
 
-``python -m tests.support.live_chaos --seconds 600`` soaks; the integration tests run it for as many streams as they have.
-With ``--topology`` real engines are hurt, which answer each question once in peace before.
+``python -m tests.support.live_chaos --seconds 600`` soaks; the integration tests run it for as many streams as they
+have. With ``--topology`` real engines are hurt, which answer each question once in peace before.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ _SECOND_CLUSTER = "C"
 
 
 def doubled(topology: Topology, *, remote: str = _SECOND_CLUSTER) -> Topology:
-    """Two of each engine, each with a node of its own; the second main decode stands in a cluster and behind a line of its own."""
+    """Two of each engine, each with a node of its own; the second main decode stands in a cluster and behind a line of
+    its own.
+    """
     link = topology.links[0]
     home = topology.router.cluster
     moved = {home: home, **dict.fromkeys((c for c in link.clusters if c != home), remote)}
@@ -74,7 +76,9 @@ def doubled(topology: Topology, *, remote: str = _SECOND_CLUSTER) -> Topology:
 
 
 def wide_scripted(*, rate: float = 4_000_000) -> Topology:
-    """Two of everything; a prompt's KV takes some tenths of a second to cross, so that every phase lasts long enough to be hit."""
+    """Two of everything; a prompt's KV takes some tenths of a second to cross, so that every phase lasts long enough to
+    be hit.
+    """
     topology = packaged_topology(
         "scripted",
         rate=rate,
@@ -145,7 +149,9 @@ Fault = Kill | Hang | KillPart | HangPart | LineCut | LineStall | LineSlow
 
 
 def one_of_each_fault(topology: Topology, chance: random.Random) -> list[Fault]:
-    """Everyone killed, one of each pair and the router stopped, everything done to each line; order and times left to chance."""
+    """Everyone killed, one of each pair and the router stopped, everything done to each line; order and times left to
+    chance.
+    """
     pairs = pairs_of(topology)
     once: list[Fault] = [Kill(role=role) for pair in pairs for role in pair]
     once += [_hang_of(chance.choice(pair), chance) for pair in pairs]
@@ -156,7 +162,9 @@ def one_of_each_fault(topology: Topology, chance: random.Random) -> list[Fault]:
 
 
 def one_of_each_kind(topology: Topology, chance: random.Random) -> list[Fault]:
-    """Of each pair one is killed and the other stopped; each thing that can be done to a line is done to one of them."""
+    """Of each pair one is killed and the other stopped; each thing that can be done to a line is done to
+    one of them.
+    """
     once: list[Fault] = [_hang_of("router", chance)]
     for pair in pairs_of(topology):
         killed, stopped = chance.sample(pair, 2)
@@ -189,7 +197,9 @@ def _line_faults(link: str, chance: random.Random) -> list[Fault]:
 
 
 def of_every_role(topology: Topology, chance: random.Random) -> list[Fault]:
-    """Everyone but the router killed and stopped, the processes of a vLLM engine also one by one; everything done to each line."""
+    """Everyone but the router killed and stopped, the processes of a vLLM engine also one by one; everything done to
+    each line.
+    """
     names = [*(n.name for n in topology.nodes), *(e.name for e in topology.engines)]
     once: list[Fault] = [Kill(role=name) for name in names]
     once += [_hang_of(name, chance) for name in (*names, "router")]
@@ -301,7 +311,9 @@ Dialogue = Sequence[Turn]
 
 
 def scripted_dialogues(topology: Topology, chance: random.Random) -> Iterator[Dialogue]:
-    """Endless: long and short, greedy and sampled, one turn or several, some pinned to a relay, some left by their client."""
+    """Endless: long and short, greedy and sampled, one turn or several, some pinned to a relay, some left by their
+    client.
+    """
     number = 0
     while True:
         number += 1
@@ -354,7 +366,9 @@ def asked_again(turns: Sequence[Turn]) -> Iterator[Dialogue]:
 
 
 def asked_anyhow(turns: Sequence[Turn], chance: random.Random) -> Iterator[Dialogue]:
-    """The same questions in any order, on any route, in few caches so that some of it is there already; some clients leave."""
+    """The same questions in any order, on any route, in few caches so that some of it is there already; some clients
+    leave.
+    """
     while True:
         turn = chance.choice(turns)
         pins = replace(

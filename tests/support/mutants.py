@@ -73,7 +73,9 @@ class _MutantFinder(MetaPathFinder):
 
 @contextmanager
 def mutated(mutant: Mutant, *packages: str) -> Iterator[None]:
-    """Whatever of ``packages`` is imported within this context is made anew, from the mutant; the real ones are untouched."""
+    """Whatever of ``packages`` is imported within this context is made anew, from the mutant; the real ones are
+    untouched.
+    """
     real = _loaded(packages)
     finder = _MutantFinder(mutant)
     sys.meta_path.insert(0, finder)
@@ -125,7 +127,10 @@ def failure_of(killer: str) -> str | None:
 
 
 def _cases(test: Callable[..., object]) -> Iterator[dict[str, Any]]:
-    """The arguments of each call that ``pytest.mark.parametrize`` asks for. Fixtures and coroutines are not for this."""
+    """The arguments of each call that ``pytest.mark.parametrize`` asks for.
+
+    Fixtures and coroutines are not for this.
+    """
     assert not inspect.iscoroutinefunction(test)
     axes = [
         [_bound(mark.args[0], values) for values in mark.args[1]]

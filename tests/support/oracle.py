@@ -1,8 +1,8 @@
 """Pinned runs: what a set of seeds did, as digests. A change of structure must not change any of them.
 
-Each run has three digests. ``output`` is what it came to. ``events`` is which events happened when, whatever their order
-within one instant. ``order`` counts that order, too: it alone may change where tasks are merged, which then has to be
-explained. Times and other fractions are rounded, so that another machine's last bits don't show.
+Each run has three digests. ``output`` is what it came to. ``events`` is which events happened when, whatever their
+order within one instant. ``order`` counts that order, too: it alone may change where tasks are merged, which then has
+to be explained. Times and other fractions are rounded, so that another machine's last bits don't show.
 
     python -m tests.support.oracle              compares every pinned run, and says which moved
     python -m tests.support.oracle --pin        writes down what moved; its commit says why each of them did

@@ -1,4 +1,6 @@
-"""Made-up attention layers of an engine like vLLM: they keep K and V where a table says and write them as such layers do."""
+"""Made-up attention layers of an engine like vLLM: they keep K and V where a table says and write them as such layers
+do.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ Keep = Callable[[Tensor], Tensor]
 class MadeUpLayer:
     """An attention layer and its implementation in one.
 
-    ``positions`` is ``[tokens, K|V, heads, head_dim]``: where an element lies in the ``[heads, tokens, content]`` of its
-    block. ``keep`` makes of a value what is kept.
+    ``positions`` is ``[tokens, K|V, heads, head_dim]``: where an element lies in the ``[heads, tokens, content]`` of
+    its block. ``keep`` makes of a value what is kept.
     """
 
     kv_cache: Tensor
@@ -71,7 +73,9 @@ PHYSICAL_ORDERS = {  # of the axes layer, block, head, token, content: all that 
 
 
 def allocate(shape: tuple[int, int, int, int, int], order: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Each layer's cache as ``[blocks, heads, tokens, content]`` out of one allocation; ``shape`` is LBHNC, content random."""
+    """Each layer's cache as ``[blocks, heads, tokens, content]`` out of one allocation; ``shape`` is LBHNC, content
+    random.
+    """
     axes = PHYSICAL_ORDERS[order]
     memory = torch.rand([shape[axis] for axis in axes], generator=torch.Generator().manual_seed(1)).to(dtype)
     return list(memory.permute([axes.index(axis) for axis in range(5)]))

@@ -1,4 +1,5 @@
-"""The plain reference of a modelled engine's batch: ``policy.batching`` plans every single step, and nothing is put together.
+"""The plain reference of a modelled engine's batch: ``policy.batching`` plans every single step, and nothing is put
+together.
 
 Job sets are random, their times whole numbers, so that a batch must agree with it to the last event: that calls meet
 boundaries between steps is common. Where a call and the end of a step are at the same time, the call comes first.
@@ -37,7 +38,9 @@ class JobSet:
 
 
 def random_job_set(seed: int) -> JobSet:
-    """Up to 8 generations that come close to each other, some leave; now and then the engine slows down or stands still."""
+    """Up to 8 generations that come close to each other, some leave; now and then the engine slows down or stands
+    still.
+    """
     random = Random(seed)
     specs = tuple(
         Spec(
@@ -85,7 +88,10 @@ class Times:
 
 @dataclass
 class Room:
-    """A cache of ``capacity`` tokens, and what a batch told it when. A family's computed tokens are there for all of it."""
+    """A cache of ``capacity`` tokens, and what a batch told it when.
+
+    A family's computed tokens are there for all of it.
+    """
 
     capacity: int
     now: int = 0

@@ -48,7 +48,9 @@ STEERINGS = (
 
 
 async def record(requests: int, *, with_losses: bool, gap_s: float) -> list[str]:
-    """Plays ``requests`` answers, begun ``gap_s`` apart; returns the commands of each, those of one request together."""
+    """Plays ``requests`` answers, begun ``gap_s`` apart; returns the commands of each, those of one request
+    together.
+    """
     async with running_world(SPEC) as world:
         async with asyncio.TaskGroup() as clients:
             for number in range(requests):
@@ -73,8 +75,8 @@ STEADY_SPEC = WorldSpec(
     main_decode=replace(MAIN_SCRIPT, token_interval=Seconds(0.05)),
     settings=replace(SETTINGS, policy=msgspec.structs.replace(SETTINGS.policy, relay_threshold_s=Seconds(2.0))),
 )
-"""Whatever might happen in either order is about 0.1 s apart, so that a real clock's grain can't swap it. Who pins nothing waits
-for main decode, and asks again while it does.
+"""Whatever might happen in either order is about 0.1 s apart, so that a real clock's grain can't swap it. Who pins
+nothing waits for main decode, and asks again while it does.
 """
 
 STEADY_REQUESTS = (

@@ -1,4 +1,6 @@
-"""Two source nodes and one target, made of the real state machines and indexes; lines are queues under a test's hand."""
+"""Two source nodes and one target, made of the real state machines and indexes; lines are queues under a
+test's hand.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pdd.core.request import Role, Steering
-from pdd.core.topology import FilterRule, HandoffRule, PolicyTable, RouteRule
+from pdd.core.topology import PolicyTable
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.core.view import LinkView, PaceView, RequestView, RoleView
 
@@ -14,6 +16,25 @@ def role(*, up: bool = True, load: float = 0.0, itl: float | None = None) -> Rol
     """All workers of a role, which together run ``CAPACITY`` generations at once."""
     pace = PaceView(unit_s=None if itl is None else Seconds(itl))
     return RoleView(capacity=CAPACITY if up else 0, num_seats=round(load * CAPACITY) if up else 0, pace=pace)
+
+
+_SETTING = {
+    "threshold": "relay_threshold_s",
+    "rule": "route",
+    "relay_hit_rate": "relay_hit_rate",
+    "handoff": "handoff",
+    "threshold_tokens": "catch_up_threshold_tokens",
+    "max_rounds": "max_catch_up_rounds",
+    "one_shot_load": "one_shot_load",
+    "filter_rule": "filter",
+}
+"""What tests call the policies' settings."""
+
+
+def settings_of(changes: dict[str, Any]) -> PolicyTable:
+    """Takes the settings out of what a test changes; relays begin after two seconds unless it says otherwise."""
+    chosen = {key: changes.pop(name) for name, key in _SETTING.items() if name in changes}
+    return PolicyTable(**{"relay_threshold_s": Seconds(2.0), **chosen})
 
 
 def request_view(
@@ -27,33 +48,14 @@ def request_view(
     main_available: bool = True,
     relay_load: float = 0.0,
     itl: float | None = None,
-    threshold: float = 2.0,
-    rule: RouteRule = RouteRule.MISSING_BYTES,
-    relay_hit_rate: float = 0.9,
-    handoff: HandoffRule = HandoffRule.BY_LOAD,
-    threshold_tokens: int = 64,
-    max_rounds: int = 3,
-    one_shot_load: float = 0.75,
-    filter_rule: FilterRule = FilterRule.OFF,
-    steering: Steering | None = None,
-    max_tokens: int = 512,
-    likely_tokens: int = 400,
-    **rest: object,
+    **changes: Any,
 ) -> RequestView:
     """Blocks of one byte; sizes are in bytes, loads in parts of what relay decode can run."""
     believed = None if rate is None else BytesPerSecond(rate)
+    settings = settings_of(changes)
+    usual = {"steering": Steering(), "max_tokens": 512, "likely_tokens": 400}
     return RequestView(
-        steering=steering or Steering(),
-        settings=PolicyTable(
-            route=rule,
-            relay_threshold_s=Seconds(threshold),
-            relay_hit_rate=relay_hit_rate,
-            handoff=handoff,
-            catch_up_threshold_tokens=threshold_tokens,
-            max_catch_up_rounds=max_rounds,
-            one_shot_load=one_shot_load,
-            filter=filter_rule,
-        ),
+        settings=settings,
         roles={
             Role.PREFILL: role(),
             Role.RELAY_DECODE: role(up=relay_available, load=relay_load, itl=itl),
@@ -64,7 +66,5 @@ def request_view(
         block_bytes=Bytes(1),
         num_blocks=prompt_bytes,
         num_missing=missing,
-        max_tokens=max_tokens,
-        likely_tokens=likely_tokens,
-        **rest,  # type: ignore[arg-type]
+        **{**usual, **changes},
     )

@@ -1,4 +1,6 @@
-"""A program: what ``vllm bench serve`` runs; the command itself looks up a distribution whose name the CPU build doesn't have."""
+"""A program: what ``vllm bench serve`` runs; the command itself looks up a distribution whose name the CPU build
+doesn't have.
+"""
 
 import argparse
 

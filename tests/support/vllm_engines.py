@@ -32,7 +32,9 @@ _START_LIMIT_S = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """A new engine answers ``prompts``, one after the other and greedily; ``flags`` are vLLM's, by their Python names."""
+    """A new engine answers ``prompts``, one after the other and greedily; ``flags`` are vLLM's, by their
+    Python names.
+    """
 
     prompts: Sequence[Sequence[int]]
     flags: Mapping[str, Any] = field(default_factory=dict)

@@ -42,7 +42,9 @@ BYTE_LEVEL = {
 
 
 def tokenizer_of(decoder: decoders.Decoder | None, words: tuple[str, ...]) -> Tokenizer:
-    """Each of ``words`` is one token, by its place; then come a special token and one that was added without being special."""
+    """Each of ``words`` is one token, by its place; then come a special token and one that was added without being
+    special.
+    """
     tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0]))
     if decoder is not None:
         tokenizer.decoder = decoder

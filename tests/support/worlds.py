@@ -1,4 +1,6 @@
-"""A whole deployment in one process, on whatever loop runs: scripted engines, in-memory nodes, lines, the real driver."""
+"""A whole deployment in one process, on whatever loop runs: scripted engines, in-memory nodes, lines, the
+real driver.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.protocol.relay import Command
 from pdd.router.base import EmittedSpan, RequestReport, TokenRequest
 from pdd.router.clock import LoopClock
+from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.router.driver.service import Driver
-from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.events import EventSink
 

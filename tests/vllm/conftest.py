@@ -1,7 +1,7 @@
 """What tests of vLLM share. They run where it is installed (`make test-vllm`); elsewhere there are none.
 
-A test imports vLLM inside itself or its fixtures, never at the top of its module: what vLLM imports warns a lot, and while
-tests are collected a warning is an error.
+A test imports vLLM inside itself or its fixtures, never at the top of its module: what vLLM imports warns a lot, and
+while tests are collected a warning is an error.
 """
 
 import os
@@ -29,7 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def environment_as_it_was() -> Generator[None]:
-    """An engine made in this process has vLLM say how to start processes, in the environment that later deployments get."""
+    """An engine made in this process has vLLM say how to start processes, in the environment that later deployments
+    get.
+    """
     before = dict(os.environ)
     yield
     os.environ.clear()

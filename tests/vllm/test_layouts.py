@@ -1,4 +1,6 @@
-"""The layout that the real write operation of vLLM's CPU backend tells of, for each of its instruction sets that runs here."""
+"""The layout that the real write operation of vLLM's CPU backend tells of, for each of its instruction sets that runs
+here.
+"""
 
 from __future__ import annotations
 

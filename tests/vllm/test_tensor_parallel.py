@@ -1,4 +1,6 @@
-"""Engines whose attention heads are divided among ranks go on with the KV of engines where they aren't, and the reverse."""
+"""Engines whose attention heads are divided among ranks go on with the KV of engines where they aren't, and the
+reverse.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The composition root: the only place that reads files, flags and the environment. One folder per group of commands."""
+"""The composition root: the only place that reads files, flags and the environment.
+
+One folder per group of commands.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Text that comes from outside as bytes: arguments and names of files.
 
-Python hides bytes that are no text in its encoding as lone surrogates. That finds files again, but is nothing to show, send
-or write. And where the locale knows ASCII only, all that is beyond it is hidden so, though it is good UTF-8.
+Python hides bytes that are no text in its encoding as lone surrogates. That finds files again, but is nothing to show,
+send or write. And where the locale knows ASCII only, all that is beyond it is hidden so, though it is good UTF-8.
 """
 
 from __future__ import annotations

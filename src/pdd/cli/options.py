@@ -30,7 +30,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_topology(parser: argparse.ArgumentParser) -> None:
-    """``--topology`` and ``--engine``: what a command that runs a deployment of its own starts (``choose_topology``)."""
+    """``--topology`` and ``--engine``: what a command that runs a deployment of its own starts
+    (``choose_topology``).
+    """
     parser.add_argument(
         "--topology",
         metavar="TOPOLOGY",
@@ -184,7 +186,9 @@ def router_url(text: str) -> str:
 
 
 def api_key(given: str) -> str:
-    """The type of a flag that takes a key, of which a header and a topology hold any text but white space and controls."""
+    """The type of a flag that takes a key, of which a header and a topology hold any text but white space
+    and controls.
+    """
     key = text(given)
     if not key.isprintable() or " " in key:
         raise argparse.ArgumentTypeError("a key holds neither white space nor control characters")

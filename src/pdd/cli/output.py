@@ -139,7 +139,9 @@ def flush_output() -> None:
 
 
 def print_json(value: object) -> None:
-    """Prints exactly one JSON object, and nothing else, to stdout; in ASCII, so that it is the same in every encoding."""
+    """Prints exactly one JSON object, and nothing else, to stdout; in ASCII, so that it is the same in
+    every encoding.
+    """
     plain = _sayable(msgspec.to_builtins(value, str_keys=True))
     sys.stdout.write(json.dumps(plain, allow_nan=False, separators=(",", ":")) + "\n")
     sys.stdout.flush()

@@ -56,7 +56,8 @@ _logger = logging.getLogger(__name__)
 
 def run_program(given: Sequence[str]) -> int:
     """Runs the command that ``given`` names; returns its exit code. No error but KeyboardInterrupt gets out."""
-    # Without it Python prints warnings of the library to stderr, between a command's own lines. Roles log to their files.
+    # Without it Python prints warnings of the library to stderr, between a command's own lines. Roles log to their
+    # files.
     logging.getLogger("pdd").addHandler(logging.NullHandler())
     with settled_streams():
         try:

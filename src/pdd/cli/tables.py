@@ -14,7 +14,9 @@ _ANY_WIDTH = 10_000
 
 
 class WholeTable(Table):
-    """Bold headings, no lines, ``gap`` columns between two cells; its lines run over the edge rather than lose anything."""
+    """Bold headings, no lines, ``gap`` columns between two cells; its lines run over the edge rather than lose
+    anything.
+    """
 
     def __init__(self, *, gap: int) -> None:
         super().__init__(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")

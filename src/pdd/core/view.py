@@ -76,9 +76,9 @@ class RoleView:
 class WorkerView:
     """A worker that is up.
 
-    ``num_missing`` blocks are missing at its node for those that sit there. ``free_blocks`` is what its node has room for
-    (None: its node is away). ``slowness`` is its time over its peers' time. ``late``: its engine or its node has not
-    answered its check yet. ``trusted``: its circuit breaker lets one more request through.
+    ``num_missing`` blocks are missing at its node for those that sit there. ``free_blocks`` is what its node has room
+    for (None: its node is away). ``slowness`` is its time over its peers' time. ``late``: its engine or its node has
+    not answered its check yet. ``trusted``: its circuit breaker lets one more request through.
     """
 
     name: WorkerId

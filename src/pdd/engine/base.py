@@ -11,7 +11,9 @@ from pdd.core.request import Generation, TokenSpan
 from pdd.core.units import Seconds
 
 RETRY_AFTER = Seconds(1.0)
-"""What an engine that is full, or is not up, tells those that it turns away; and what is taken for it if it does not say."""
+"""What an engine that is full, or is not up, tells those that it turns away; and what is taken for it if it does not
+say.
+"""
 MAX_WAITING = 1024
 """So many generations queue at an engine that only pretends to compute (scripted, modelled); more are refused."""
 
@@ -21,8 +23,8 @@ class EngineInfo:
     """What a ready engine says about itself: what it must agree on with its router, and who it is.
 
     ``kv_format`` describes the blocks that it exchanges (``KvFormat.description``), ``node`` is where it does so, and
-    ``sampling_version`` is how it draws tokens (``engine.noise``); None where an engine doesn't say. ``instance`` differs
-    after each restart of its process.
+    ``sampling_version`` is how it draws tokens (``engine.noise``); None where an engine doesn't say. ``instance``
+    differs after each restart of its process.
     """
 
     model: str
@@ -42,9 +44,9 @@ class EngineClient(Protocol):
     def generate(self, generation: Generation) -> AsyncGenerator[TokenSpan]:
         """Streams the tokens after ``generation.known_tokens``.
 
-        Spans are contiguous from ``generation.first_position``; exactly the last one has a ``finish_reason``. An *extend*
-        is a generation with ``max_tokens=1`` whose token the caller drops: it leaves the known tokens' KV cached.
-        Closing the generator (``aclose``) aborts at the engine.
+        Spans are contiguous from ``generation.first_position``; exactly the last one has a ``finish_reason``. An
+        *extend* is a generation with ``max_tokens=1`` whose token the caller drops: it leaves the known tokens' KV
+        cached. Closing the generator (``aclose``) aborts at the engine.
 
         Raises:
             InvalidRequest: the engine refuses the request as it is.

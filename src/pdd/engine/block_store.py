@@ -9,7 +9,9 @@ from pdd.core.blocks import BlockHash
 
 
 class HeldBlocks(Protocol):
-    """A lease: its ``slots`` hold the first of the blocks asked for, in order, and stay as they are until it is released."""
+    """A lease: its ``slots`` hold the first of the blocks asked for, in order, and stay as they are until it is
+    released.
+    """
 
     @property
     def slots(self) -> Sequence[int]: ...
@@ -42,7 +44,9 @@ class BlockStore(Protocol[_LeaseT, _SlotT]):
     def release(self, lease: _LeaseT, /) -> None: ...
 
     def begin_write(self, hashes: Sequence[BlockHash], /) -> tuple[_SlotT, ...]:
-        """Slots for those of ``hashes`` that are neither held nor being written; fewer, or CapacityExhausted, when full."""
+        """Slots for those of ``hashes`` that are neither held nor being written; fewer, or CapacityExhausted, when
+        full.
+        """
         ...
 
     def commit(self, slots: Sequence[_SlotT], /) -> None: ...
@@ -54,7 +58,9 @@ class BlockStore(Protocol[_LeaseT, _SlotT]):
         ...
 
     def is_alive(self) -> bool:
-        """False once the connection has broken, as far as this side can tell without asking the node: in microseconds."""
+        """False once the connection has broken, as far as this side can tell without asking the node: in
+        microseconds.
+        """
         ...
 
     def close(self) -> None: ...

@@ -64,7 +64,8 @@ def export_checkpoint(entry: ModelEntry, folder: Path) -> None:
 def _write_whole(write: Callable[[Path], None], folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # On the same file system, so that renaming is atomic; of two writers the later finds a full folder there and yields.
+        # On the same file system, so that renaming is atomic; of two writers the later finds a full folder there and
+        # yields.
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
             write(temporary)

@@ -1,14 +1,16 @@
 """An engine's link to its local KV node, which may come and go at any time.
 
-A node makes an engine faster and its blocks visible to others, but is never needed: no request fails because of one that is
-absent, dies or hangs. The rules:
+A node makes an engine faster and its blocks visible to others, but is never needed: no request fails because of one
+that is absent, dies or hangs. The rules:
 
 - A connection that has fallen silent may be to a node that was restarted since: before each use the kernel is asked, for
   a microsecond, whether it still stands. If a call fails nevertheless, it is tried once more on a new connection.
 - Tries to connect are a pause apart, and the pause grows until a call has succeeded. A connection that stood longer than
-  that is thus replaced at once. A sequence that begins knocks in any case: what can't be offered before it ends, nobody offers.
+  that is thus replaced at once. A sequence that begins knocks in any case: what can't be offered before it ends, nobody
+  offers.
 - A node that hung is asked on a thread of its own whether it is back: that costs the engine no time. If it answers, but
-  hangs again and again when it is used, it is left alone for ten times as long as that took, ten seconds of this forgiven.
+  hangs again and again when it is used, it is left alone for ten times as long as that took, ten seconds of this
+  forgiven.
 - One warning says that the node was lost, one that it is back.
 
 Calls are synchronous; each lasts at most the store's own timeout. One thread uses a link.
@@ -162,10 +164,11 @@ class NodeLink:
         self._open(knock=True)
 
     def read_prefix(self, hashes: Sequence[BlockHash], read: Callable[[int, memoryview], None]) -> int:
-        """Calls ``read(index, content)`` for the longest prefix of ``hashes`` that the node holds; call it as a sequence begins.
+        """Calls ``read(index, content)`` for the longest prefix of ``hashes`` that the node holds; call it as a
+        sequence begins.
 
-        Returns how many blocks were read and stayed leased until all were: the others' content can't be trusted. ``read``
-        may be called again for the same index.
+        Returns how many blocks were read and stayed leased until all were: the others' content can't be trusted.
+        ``read`` may be called again for the same index.
         """
         if not hashes:
             return 0
@@ -174,7 +177,10 @@ class NodeLink:
         return num_read
 
     def count_held(self, hashes: Sequence[BlockHash]) -> int:
-        """How many first blocks of ``hashes`` the node holds now; call it as a sequence begins. Reads none, promises nothing."""
+        """How many first blocks of ``hashes`` the node holds now; call it as a sequence begins.
+
+        Reads none, promises nothing.
+        """
         if not hashes:
             return 0
         return self._attempt(partial(_count_held, hashes=hashes), knock=True) or 0
@@ -182,7 +188,8 @@ class NodeLink:
     def offer(
         self, choose: Callable[[int], Mapping[BlockHash, _SourceT]], fill: Callable[[_SourceT, memoryview], None]
     ) -> int | None:
-        """Offers the node ``choose(epoch)``, in order, and has ``fill(source, target)`` write those blocks that it lacks.
+        """Offers the node ``choose(epoch)``, in order, and has ``fill(source, target)`` write those blocks that it
+        lacks.
 
         Returns the epoch in which all were offered (a full node takes what it can), None if there is no node now.
         """

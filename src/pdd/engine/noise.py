@@ -21,8 +21,8 @@ Ids = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
 SAMPLING_VERSION = 1
-"""Engines of another version draw other tokens from the same logits: a hand-off between the two would change the answer.
-Raise it with any change of the tokens that a seed leads to.
+"""Engines of another version draw other tokens from the same logits: a hand-off between the two would change the
+answer. Raise it with any change of the tokens that a seed leads to.
 """
 
 _MASK = (1 << 64) - 1
@@ -56,8 +56,8 @@ def choose_token(logits: npt.NDArray[np.floating], sampling: Sampling, *, positi
 def score_tokens(logits: npt.NDArray[np.floating], sampling: Sampling, *, position: int) -> tuple[Ids, Floats]:
     """The tokens that may be drawn at output ``position``, ascending, and their scores; the largest one is drawn.
 
-    Temperature first, then top-k, then top-p on what top-k kept (renormalized), then Gumbel noise on what is left. Greedy
-    scores are the logits themselves.
+    Temperature first, then top-k, then top-p on what top-k kept (renormalized), then Gumbel noise on what is left.
+    Greedy scores are the logits themselves.
     """
     if sampling.temperature == 0.0:
         return np.arange(logits.size, dtype=np.int64), logits.astype(np.float64)

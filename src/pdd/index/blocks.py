@@ -157,7 +157,7 @@ class BlockIndex:
         return WriteSlot(hash=block, slot=index, generation=slot.generation)
 
     def commit(self, owner: Owner, write: WriteSlot) -> bool:
-        """Makes a filled block visible and leases it to every reservation that names it. False: a stale write, ignored."""
+        """Makes a filled block visible, leased to every reservation that names it. False: a stale write, ignored."""
         if not self._end_writing(owner, write):
             return False
         slot = self._slots[write.slot]

@@ -1,7 +1,7 @@
 """Which evictable block goes next: the least recently used of those that nobody pinned, then those of the oldest pin.
 
-A block that several pins name counts as one of the newest of them. Callers add a chain from its end to its start, so that
-deeper blocks go before their parents; a block that is named but not held costs a name and nothing else.
+A block that several pins name counts as one of the newest of them. Callers add a chain from its end to its start, so
+that deeper blocks go before their parents; a block that is named but not held costs a name and nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import NewType
 from pdd.core.blocks import BlockHash
 
 Owner = NewType("Owner", str)
-"""Who holds leases, writes, a reservation or a pin: a connection, a watch or an order. Everything of an owner ends with it."""
+"""Who holds leases, writes, a reservation or a pin: a connection, a watch or an order.
+
+Everything of an owner ends with it.
+"""
 
 _SPARE_AGES = 64
 _ABSENT = object()
@@ -114,7 +117,10 @@ class EvictionOrder:
                 self._add_pinned(pin, block)
 
     def unpin(self, owner: Owner) -> tuple[BlockHash, ...]:
-        """Ends the owner's pin: nobody is to come back for its blocks, so they are the next to go. Returns what it named."""
+        """Ends the owner's pin: nobody is to come back for its blocks, so they are the next to go.
+
+        Returns what it named.
+        """
         pin = self._pins.pop(owner, None)
         if pin is None:
             return ()

@@ -11,7 +11,10 @@ from pdd.index.eviction import Owner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteSlot:
-    """Permission to fill ``slot`` with the block ``hash``. ``generation`` tells this filling from all others of the slot."""
+    """Permission to fill ``slot`` with the block ``hash``.
+
+    ``generation`` tells this filling from all others of the slot.
+    """
 
     hash: BlockHash
     slot: int

@@ -14,20 +14,24 @@ from pdd.core.request import SendClass
 
 
 class NodeClient(Protocol):
-    """One KV node, as seen by the router. Implementations: ``kvnode.client`` (TCP), ``kvnode.memory`` (tests, simulator)."""
+    """One KV node, as seen by the router.
+
+    Implementations: ``kvnode.client`` (TCP), ``kvnode.memory`` (tests, simulator).
+    """
 
     @property
     def node(self) -> NodeId: ...
 
     def replicate(self, order: ReplicationOrder) -> AsyncGenerator[ReplicationProgress]:
-        """Places a standing order and streams its progress: at once, soon after it changed, and a last one with ``done``.
+        """Places a standing order and streams its progress: at once, soon after it changed, and a last one with
+        ``done``.
 
         Closing the generator leaves the order standing; ``cancel`` ends it.
 
         Raises:
-            NodeFailed: the source or the target is gone and stayed gone.
-            BlocksLost: a block that the target lacks was evicted at the source before it was sent, or found no room there.
-            Incompatible: the target holds another KV format.
+            NodeFailed: the source or the target is gone and stayed gone. BlocksLost: a block that the target lacks was
+            evicted at the source before it was sent, or found no room there. Incompatible: the target holds another KV
+            format.
         """
         ...
 

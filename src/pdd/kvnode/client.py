@@ -66,8 +66,8 @@ DEFAULT_CLIENT = ClientSettings()
 class TcpNodeClient:
     """``NodeClient`` over TCP. Use it as an async context manager, or put ``run()`` into a task group.
 
-    While the node can't be reached calls raise NodeFailed at once (the very first ones wait for the first attempt); running
-    iterators raise it when the connection is lost, since the node ends orders and watches with it.
+    While the node can't be reached calls raise NodeFailed at once (the very first ones wait for the first attempt);
+    running iterators raise it when the connection is lost, since the node ends orders and watches with it.
     """
 
     def __init__(

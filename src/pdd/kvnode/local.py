@@ -1,10 +1,11 @@
 """The engine's door to its KV node: leases, writes and the mapped arena, over the node's Unix socket.
 
-Synchronous: engines call it from their own thread, and so can the workers of other engines. Calls are one short exchange
-with the node's process; payloads never pass through the socket. One call at a time: a lock keeps threads apart.
+Synchronous: engines call it from their own thread, and so can the workers of other engines. Calls are one short
+exchange with the node's process; payloads never pass through the socket. One call at a time: a lock keeps threads
+apart.
 
-Call order of a write: ``begin_write``, fill each slot's ``view``, then ``commit`` or ``abort``. Of a read: ``lease``, copy
-out of the views, ``release``. A lease ends with the socket at the latest, never by a timer.
+Call order of a write: ``begin_write``, fill each slot's ``view``, then ``commit`` or ``abort``. Of a read: ``lease``,
+copy out of the views, ``release``. A lease ends with the socket at the latest, never by a timer.
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ class LocalNode:
             self._ask(ReleaseLease(lease=lease.number), Done)
 
     def begin_write(self, hashes: Sequence[BlockHash]) -> tuple[WriteSlot, ...]:
-        """Slots to fill, for those of ``hashes`` that are neither held nor being written; fewer when the node is full."""
+        """Slots to fill, for those of ``hashes`` that are neither held nor being written; fewer when the
+        node is full.
+        """
         with self._lock:
             answer = self._ask(BeginWrite(hashes=tuple(hashes)), Slots)
         return tuple(WriteSlot(hash=BlockHash(s.hash), slot=s.slot, generation=s.generation) for s in answer.slots)

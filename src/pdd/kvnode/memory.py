@@ -1,7 +1,7 @@
 """KV nodes in one process: the books, orders, claims and faults of real ones, without sockets, processes or tasks.
 
-For tests and the simulator. A ``MemoryNetwork`` joins ``MemoryNode``s by lines. A node is a ``NodeClient`` for the router,
-and gives engines a ``MemoryStore``, the local door. Killed, it forgets everything; hung, it answers nothing.
+For tests and the simulator. A ``MemoryNetwork`` joins ``MemoryNode``s by lines. A node is a ``NodeClient`` for the
+router, and gives engines a ``MemoryStore``, the local door. Killed, it forgets everything; hung, it answers nothing.
 """
 
 from __future__ import annotations
@@ -264,7 +264,9 @@ class MemoryNode:
             self._network.node_attends(self)
 
     def slow_down(self, lag: Seconds) -> None:
-        """From now on, restarts included, it attends to what routers and other nodes say ``lag`` after that reached it."""
+        """From now on, restarts included, it attends to what routers and other nodes say ``lag`` after that
+        reached it.
+        """
         self._lag = self._life.attention.lag = lag
 
     def _give_up(self, life: NodeLife) -> None:

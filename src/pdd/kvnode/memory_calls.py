@@ -1,6 +1,7 @@
 """What a router has open at an in-memory node: orders and watches, told of as real nodes tell of them.
 
-News are told at once: what the target lacks, that all is there, the end. Else one word every ``REPORT_INTERVAL`` is enough.
+News are told at once: what the target lacks, that all is there, the end. Else one word every ``REPORT_INTERVAL`` is
+enough.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""One in-memory node's way to another: what ``kvnode.sender`` and ``kvnode.receiver`` do over TCP, over a simulated line.
+"""One in-memory node's way to another: what ``kvnode.sender`` and ``kvnode.receiver`` do over TCP, over a simulated
+line.
 
-A connection opens as soon as there are orders and both ends and the line are up, and stands until one of them fails. What
-was on its way is lost with it. Both ends say what real ones say, through the real books.
+A connection opens as soon as there are orders and both ends and the line are up, and stands until one of them fails.
+What was on its way is lost with it. Both ends say what real ones say, through the real books.
 """
 
 from __future__ import annotations

@@ -25,13 +25,14 @@ class Line(Protocol):
     def send(self, num_bytes: Bytes, sent: Callable[[], None], arrived: Callable[[], None]) -> None:
         """Carries a block. Calls ``sent`` when the same sender may bring its next one, and later ``arrived``.
 
-        Neither is called if the line is cut before, nor before ``send`` has returned. A sender brings one block at a time.
+        Neither is called if the line is cut before, nor before ``send`` has returned. A sender brings one block at a
+        time.
         """
         ...
 
     def after_delay(self, call: Callable[[], None]) -> None:
-        """Carries something tiny, which takes only the delay. It arrives even if the line is cut meanwhile: the receiver
-        knows by its connection that it came too late.
+        """Carries something tiny, which takes only the delay. It arrives even if the line is cut meanwhile: the
+        receiver knows by its connection that it came too late.
         """
         ...
 
@@ -53,8 +54,8 @@ class Line(Protocol):
 class MemoryLine:
     """Serves one block at a time in the order of asking, so senders share it in turn.
 
-    ``rate`` and ``delay`` may be changed at any time; what is on its way keeps its own. Stalled, it takes what is sent and
-    told, and lets nothing arrive.
+    ``rate`` and ``delay`` may be changed at any time; what is on its way keeps its own. Stalled, it takes what is sent
+    and told, and lets nothing arrive.
     """
 
     def __init__(self, *, rate: BytesPerSecond, delay: Seconds) -> None:

@@ -24,7 +24,8 @@ _PATIENCE = LanePatience()
 class MemoryNetwork:
     """All nodes and the lines between them. Nodes that no line joins are joined by local ones.
 
-    ``payload_bytes``: how much of a block is really kept and carried (None: all of it). Time and books go by the format.
+    ``payload_bytes``: how much of a block is really kept and carried (None: all of it). Time and books go by the
+    format.
     """
 
     def __init__(
@@ -59,7 +60,10 @@ class MemoryNetwork:
         return self._nodes[node]
 
     def join(self, source: NodeId, target: NodeId, line: Line) -> None:
-        """Sends from ``source`` to ``target`` over ``line``, which other pairs may share. Before any order is placed."""
+        """Sends from ``source`` to ``target`` over ``line``, which other pairs may share.
+
+        Before any order is placed.
+        """
         self._lines[source, target] = line
 
     def line(self, source: NodeId, target: NodeId) -> Line:

@@ -21,8 +21,8 @@ class Outbox:
     """A queue in which a message replaces an unsent one of the same key, so that a slow reader gets the latest state.
 
     ``put`` never waits, and a peer that does not read is no error of its callers: it is called where state changes, on
-    behalf of others than this peer. When more than ``max_bytes`` wait, they are dropped, and ``watch_overflow`` ends the
-    connection, on which the writer may be stuck.
+    behalf of others than this peer. When more than ``max_bytes`` wait, they are dropped, and ``watch_overflow`` ends
+    the connection, on which the writer may be stuck.
     """
 
     def __init__(self, *, max_bytes: Bytes = MAX_WAITING_BYTES) -> None:

@@ -1,8 +1,8 @@
 """All orders of one node to one target, and what the local index has to do with them; whatever carries the blocks.
 
-What carries them (``kvnode.sender`` over TCP, ``kvnode.memory_lane`` in simulated worlds) says when a connection opens and
-closes and what the target says, sends what it is given as ``send``, and fetches block after block while the line takes
-more.
+What carries them (``kvnode.sender`` over TCP, ``kvnode.memory_lane`` in simulated worlds) says when a connection opens
+and closes and what the target says, sends what it is given as ``send``, and fetches block after block while the line
+takes more.
 """
 
 from __future__ import annotations
@@ -136,7 +136,9 @@ class Outflow:
     def place(
         self, order: OrderKey, hashes: Sequence[BlockHash], send_class: SendClass, listener: OrderListener
     ) -> None:
-        """Begins a standing order; the listener hears of it, perhaps before this returns, and perhaps that it failed."""
+        """Begins a standing order; the listener hears of it, perhaps before this returns, and perhaps that
+        it failed.
+        """
         failure = self._reason_to_refuse(hashes)
         if failure is not None:
             listener.ended(_NOTHING, failure)

@@ -28,8 +28,8 @@ MAX_CROWD = 4
 """All sources together may offer as much as so many of them."""
 FRAME_GRACE = Seconds(15.0)
 MIN_FRAME_RATE = BytesPerSecond(4000.0)
-"""A frame that has begun must come on at this rate, or it keeps a slot that others need: a tenth of what a block gets on a
-line of 300 kbit/s. The grace is longer than any silence that is borne.
+"""A frame that has begun must come on at this rate, or it keeps a slot that others need: a tenth of what a block gets
+on a line of 300 kbit/s. The grace is longer than any silence that is borne.
 """
 FRAME_TICK = Seconds(1.0)
 
@@ -157,7 +157,9 @@ async def watch_frames(
     min_rate: BytesPerSecond = MIN_FRAME_RATE,
     tick: Seconds = FRAME_TICK,
 ) -> None:
-    """Raises ConnectionLost when a frame that has begun trickles in more slowly than ``min_rate`` once ``grace`` is over."""
+    """Raises ConnectionLost when a frame that has begun trickles in more slowly than ``min_rate`` once ``grace`` is
+    over.
+    """
     loop = asyncio.get_running_loop()
     frame, elapsed = connection.num_frames, 0.0
     while True:

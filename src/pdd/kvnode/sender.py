@@ -36,7 +36,8 @@ class LineSettings:
     stall_timeout: Seconds = STALL_TIMEOUT
     """Then the line is opened anew.
 
-    Moving is what the next hop's kernel acknowledges: this must exceed what boxes on the way take to drain their buffers.
+    Moving is what the next hop's kernel acknowledges: this must exceed what boxes on the way take to drain their
+    buffers.
     """
     max_stall_timeout: Seconds = Seconds(16.0)
     """It doubles up to this while nothing at all gets through between two stalls."""
@@ -182,7 +183,9 @@ class Sender:
                 self._ping_sent_at = None
 
     async def _guard(self, connection: SocketConnection) -> None:
-        """Pings, ends orders that wait in vain, and gives a line up on which nothing moves although something should."""
+        """Pings, ends orders that wait in vain, and gives a line up on which nothing moves although
+        something should.
+        """
         progress, moved_at, next_ping = connection.progress(), self._loop.time(), 0.0
         while True:
             await asyncio.sleep(self._settings.check_interval)

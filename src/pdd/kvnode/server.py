@@ -171,7 +171,9 @@ class _Server:
             await self._serve_source(connection, hello, SourceKey(key))
 
     async def _serve_source(self, connection: SocketConnection, hello: Hello, key: SourceKey) -> None:
-        """A source has one connection here: a new one means that the old one is dead, whatever this end thinks of it."""
+        """A source has one connection here: a new one means that the old one is dead, whatever this end
+        thinks of it.
+        """
         source = NodeId(hello.name)
         while source in self._sources:
             previous, ended = self._sources[source]

@@ -1,7 +1,8 @@
 """A node's state: index, open arrivals and orders, and who must hear of which change. Lives on one event loop.
 
-The memory that the slots stand for is somebody else's. All methods are synchronous, so nothing happens between reading the books and writing them. What follows from a change
-for *others* (parked blocks that can be asked for now, held-back sends) is settled once per loop turn.
+The memory that the slots stand for is somebody else's. All methods are synchronous, so nothing happens between reading
+the books and writing them. What follows from a change for *others* (parked blocks that can be asked for now, held-back
+sends) is settled once per loop turn.
 """
 
 from __future__ import annotations

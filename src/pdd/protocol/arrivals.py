@@ -1,9 +1,9 @@
 """The target's side of replication: of several sources that offer the same block, exactly one is to send it.
 
 A source that was told "lacked" has the *claim* to a block. A claim whose source merely expects to get the block (its
-prefill runs) passes to one that has it; when a claim's source withdraws or is lost, the next one that offered the block is
-asked. Blocks that somebody offered and nobody has the claim to are *parked*: they are being written locally, or found
-no room. Sans-IO: callers report what happened, then send ``take_messages()``.
+prefill runs) passes to one that has it; when a claim's source withdraws or is lost, the next one that offered the block
+is asked. Blocks that somebody offered and nobody has the claim to are *parked*: they are being written locally, or
+found no room. Sans-IO: callers report what happened, then send ``take_messages()``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Who waits for capacity at a full node: only the first asks, so that many who wait ask no more often than one.
 
-While somebody waits, newcomers stand behind: a large reservation, which is met whole or not at all, would else be passed by
-small ones for ever. The first asks again as soon as something was released at the node, and after a while anyhow, since not
-all that occupies a node is the router's.
+While somebody waits, newcomers stand behind: a large reservation, which is met whole or not at all, would else be
+passed by small ones for ever. The first asks again as soon as something was released at the node, and after a while
+anyhow, since not all that occupies a node is the router's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""One delivery of KV, from "wanted" to "ready", "failed" or "given up", as a sans-IO state machine: events in, commands out.
+"""One delivery of KV, from "wanted" to "ready", "failed" or "given up", as a sans-IO state machine: events in, commands
+out.
 
-An order at the source sends the blocks as they appear, a watch at the target reserves capacity for them and reports them.
-Deliver ``Begun`` first, then whatever happens; carry out the returned commands in order. Commands that ask (``AskTurn``)
-want their answer back at once. Time enters with the events.
+An order at the source sends the blocks as they appear, a watch at the target reserves capacity for them and reports
+them. Deliver ``Begun`` first, then whatever happens; carry out the returned commands in order. Commands that ask
+(``AskTurn``) want their answer back at once. Time enters with the events.
 
 Rules that hold whatever arrives, in whatever order:
 
@@ -15,8 +16,8 @@ Rules that hold whatever arrives, in whatever order:
    anew, each with a patience of its own. Everything that waits is bounded.
 5. ``End`` is said once, when nothing is held any more; nothing follows it.
 
-A watch outlives the orders that it is open for: one order can follow another under it. A source that is the target gets no
-order at all. What is late or foreign is ignored.
+A watch outlives the orders that it is open for: one order can follow another under it. A source that is the target gets
+no order at all. What is late or foreign is ignored.
 
 Phases::
 

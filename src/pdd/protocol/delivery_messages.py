@@ -1,6 +1,7 @@
 """What a delivery is told, and what it commands: the vocabulary of ``protocol.delivery``.
 
-Every event says when it happened. Watches and orders have names, unique within the delivery; events say which they are of.
+Every event says when it happened. Watches and orders have names, unique within the delivery; events say which they are
+of.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pdd.protocol.capacity_queue import Turn
 class DeliverySpec:
     """What is delivered. ``hashes`` is not empty; ``reserve_blocks`` is what the target must have capacity for.
 
-    ``send_class`` is the one that it begins in. ``goal``: it is ready when so many blocks, the first ones, are (None: all).
+    ``send_class`` is the one that it begins in. ``goal``: it is ready when so many blocks, the first ones, are (None:
+    all).
     """
 
     name: str
@@ -205,7 +207,10 @@ class Demoted(_Happened):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detached(_Happened):
-    """Its request is over and the delivery goes on; it ends itself as soon as it is settled. Nobody is told any more."""
+    """Its request is over and the delivery goes on; it ends itself as soon as it is settled.
+
+    Nobody is told any more.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

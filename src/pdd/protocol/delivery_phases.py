@@ -1,4 +1,5 @@
-"""The phases of one delivery of KV, what is awaited in them, and how its order stands: the state of ``protocol.delivery``.
+"""The phases of one delivery of KV, what is awaited in them, and how its order stands: the state of
+``protocol.delivery``.
 
 What only makes sense in one phase is in that phase.
 """

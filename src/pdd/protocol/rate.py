@@ -14,10 +14,9 @@ _SAMPLES_PER_WINDOW = 64
 class RateMeter:
     """A sliding window over *busy* time: idle time neither ages samples nor lowers the rate.
 
-    A sample covers the busy time since the one before it; short ones are merged, so that their number is bounded however
-    small and fast the blocks are. The last sample is kept however old, so that a line slower than
-    one block per window has a rate too, and a stalled line one that goes towards zero. Times are the caller's
-    monotonic clock.
+    A sample covers the busy time since the one before it; short ones are merged, so that their number is bounded
+    however small and fast the blocks are. The last sample is kept however old, so that a line slower than one block per
+    window has a rate too, and a stalled line one that goes towards zero. Times are the caller's monotonic clock.
     """
 
     def __init__(self, window: Seconds) -> None:

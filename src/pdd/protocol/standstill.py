@@ -25,7 +25,10 @@ class Stance:
 
 
 class Standstill:
-    """One per delivery. ``moved`` whenever something arrives; ``look`` from when every block should be at the source."""
+    """One per delivery.
+
+    ``moved`` whenever something arrives; ``look`` from when every block should be at the source.
+    """
 
     def __init__(self, limits: DeliveryLimits) -> None:
         self._limits = limits
@@ -61,11 +64,14 @@ class Standstill:
             self._moved_at = Seconds(self._moved_at + late_by)
 
     def _left(self, due: StandstillDue, stance: Stance) -> Seconds:
-        """Until nothing has arrived for too long, of nobody; or until others were served and this one passed over for too long."""
+        """Until nothing has arrived for too long, of nobody; or until others were served and this one passed over for
+        too long.
+        """
         limits, link = self._limits, due.link
         link_moved_at = max(self._moved_at, due.link_moved_at)
         if stance.demoted:
-            # Others go first, also of its own class: that it gets nothing says nothing while the link delivers anything.
+            # Others go first, also of its own class: that it gets nothing says nothing while the link delivers
+            # anything.
             has_work = link.backlog + link.background_backlog > 0
             patience = limits.link_patience if has_work or not stance.informed else limits.source_patience
             return Seconds(min(link_moved_at + patience, self._moved_at + limits.spare_patience) - due.at)

@@ -14,8 +14,8 @@ go in order. Background orders have a turn only while no other has a block to se
 as normal. At most ``window_bytes`` are unacknowledged (one block always may be). Sans-IO: callers report what happened,
 then carry out ``take_commands()`` and, while the line takes more, ``next_block()``.
 
-A lacked block that was here and has been evicted may come back: someone computes it again. Nobody is obliged to, though,
-so callers fail orders for which that takes too long (``fail_evicted``).
+A lacked block that was here and has been evicted may come back: someone computes it again. Nobody is obliged to,
+though, so callers fail orders for which that takes too long (``fail_evicted``).
 """
 
 from __future__ import annotations
@@ -329,7 +329,10 @@ class SourceTransfer:
             self.queue.count(record)
 
     def fail_evicted(self, *, now: Seconds, grace: Seconds) -> None:
-        """Fails orders for a block that the target lacks, that was here, and that is gone for ``grace``. Call it often."""
+        """Fails orders for a block that the target lacks, that was here, and that is gone for ``grace``.
+
+        Call it often.
+        """
         for block, missed_at in tuple(self._evicted.items()):
             record = self._blocks.get(block)
             if missed_at is None:

@@ -47,8 +47,8 @@ class RequestReport:
 
     Times are seconds since the request was opened. ``handoff_gap_s`` is the client's longest wait across a hand-off.
 
-    ``wan_kv_bytes`` is KV payload that source nodes had reported as sent to nodes of other clusters for this request by its
-    end; blocks sent again after a lost connection count again. A transfer that outlives the request goes on without
+    ``wan_kv_bytes`` is KV payload that source nodes had reported as sent to nodes of other clusters for this request by
+    its end; blocks sent again after a lost connection count again. A transfer that outlives the request goes on without
     changing it: the rest is in the router's total (``Driver.wan_kv_bytes``) only.
     """
 

@@ -1,7 +1,8 @@
 """Clients of a simulated router: they send a workload's requests when they are due, and remember what they saw.
 
-Open loop: a request is sent at its time whatever the router does, but never before the one that it follows has ended and its
-client has thought about the answer. What one is refused is not sent again; its conversation goes on as if it had been answered.
+Open loop: a request is sent at its time whatever the router does, but never before the one that it follows has ended
+and its client has thought about the answer. What one is refused is not sent again; its conversation goes on as if it
+had been answered.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""An engine of which only the time is computed: an ``EngineClient`` whose answers are scripts and whose steps are a ``Batch``.
+"""An engine of which only the time is computed: an ``EngineClient`` whose answers are scripts and whose steps are a
+``Batch``.
 
-It reads blocks from its KV node and offers it those that it computes, as real engines do, by the same link. It can die, hang and
-be slow. One timer, no tasks.
+It reads blocks from its KV node and offers it those that it computes, as real engines do, by the same link. It can die,
+hang and be slow. One timer, no tasks.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from pdd.sim.engine_time import StepTimes
 from pdd.sim.script import Scripts
 
 MAX_SPAN = {Role.PREFILL: 8, Role.RELAY_DECODE: 4, Role.MAIN_DECODE: 64}
-"""What relay decode computed of a span is lost when it is stopped in the middle of it: long spans there would show in the gap at
-the hand-off (measured: 0.065 s with single tokens, 0.095 s with 4, 0.21 s with 16)."""
+"""What relay decode computed of a span is lost when it is stopped in the middle of it: long spans there would show in
+the gap at the hand-off (measured: 0.065 s with single tokens, 0.095 s with 4, 0.21 s with 16).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,9 @@ class Prefilled:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Answering:
-    """One generation: what its script still has to say, its room in the cache, and the spans that nobody has taken yet."""
+    """One generation: what its script still has to say, its room in the cache, and the spans that nobody
+    has taken yet.
+    """
 
     generation: Generation
     rest: tuple[TokenId, ...]
@@ -77,7 +81,10 @@ class _Answering:
 
 
 class ModelledEngine:
-    """Implements ``engine.base.EngineClient``. ``on_prefilled`` hears of each admission. Close it to let go of its node."""
+    """Implements ``engine.base.EngineClient``. ``on_prefilled`` hears of each admission.
+
+    Close it to let go of its node.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
 """What a modelled engine computes when: the steps that ``policy.batching`` plans, each as long as ``StepTimes`` says.
 
-While nobody prefills, each step's plan is the same as the one before until somebody comes, leaves or is loaded. So all steps
-until some decode's span is due are one event: its cost is per span, not per token, and its time is the sum of the steps'.
-Whoever comes or leaves meanwhile takes effect at the next step's boundary. Pure: times are the caller's; it never waits.
+While nobody prefills, each step's plan is the same as the one before until somebody comes, leaves or is loaded. So all
+steps until some decode's span is due are one event: its cost is per span, not per token, and its time is the sum of the
+steps'. Whoever comes or leaves meanwhile takes effect at the next step's boundary. Pure: times are the caller's; it
+never waits.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ _SINGLE_TOKENS = 2
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job(Generic[_WhatT]):
-    """One generation: ``num_known`` tokens to compute, then ``num_output`` (at least one) to emit. ``what`` is the caller's.
+    """One generation: ``num_known`` tokens to compute, then ``num_output`` (at least one) to emit. ``what`` is the
+    caller's.
 
-    Satisfies ``policy.batching.Schedulable``, as of its last span: a decode's tokens in between are counted when they are due.
+    Satisfies ``policy.batching.Schedulable``, as of its last span: a decode's tokens in between are counted when they
+    are due.
     """
 
     what: _WhatT
@@ -48,7 +51,9 @@ class Job(Generic[_WhatT]):
         return False
 
     def admit(self, *, num_cached: int, load_s: Seconds) -> None:
-        """It has its room: ``num_cached`` of its known tokens (but the last) need no computing, once loaded in ``load_s``."""
+        """It has its room: ``num_cached`` of its known tokens (but the last) need no computing, once loaded in
+        ``load_s``.
+        """
         self.num_computed_tokens = num_cached
         self.num_tokens = num_cached if load_s else self.num_known
         self.load_s = load_s
@@ -57,7 +62,8 @@ class Job(Generic[_WhatT]):
 class Host(CacheSpace[Job[_WhatT]], Protocol[_WhatT]):
     """The engine around a batch: its cache, and whoever takes what was computed. It never calls back into the batch.
 
-    ``admit`` finds room for a job's known tokens and its whole answer, and calls ``Job.admit``: nobody is ever preempted.
+    ``admit`` finds room for a job's known tokens and its whole answer, and calls ``Job.admit``: nobody is ever
+    preempted.
     """
 
     def computed(self, job: Job[_WhatT], /) -> None:

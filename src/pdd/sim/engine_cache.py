@@ -1,7 +1,7 @@
 """A modelled engine's own paged cache: blocks by name, shared by running sequences, least recently used out first.
 
-A sequence claims room for all that it will ever hold. Blocks that it found are shared, the others are its own until they fill
-and get a name; then others find them too. Pure bookkeeping.
+A sequence claims room for all that it will ever hold. Blocks that it found are shared, the others are its own until
+they fill and get a name; then others find them too. Pure bookkeeping.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class EngineCache:
         return len(self._used) + self._num_own
 
     def claim(self, hashes: Sequence[BlockHash], num_blocks: int) -> Claim | None:
-        """Room for ``num_blocks``, of which the longest cached prefix of ``hashes`` is there already; None if there is none."""
+        """Room for ``num_blocks``, of which the longest cached prefix of ``hashes`` is there already; None if there is
+        none.
+        """
         num_hits = self._match(hashes)
         hits = hashes[:num_hits]
         num_idle_hits = sum(block in self._idle for block in hits)
@@ -52,7 +54,10 @@ class EngineCache:
         return Claim(num_own=num_own, num_hits=num_hits, named=list(hits))
 
     def fill(self, claim: Claim, hashes: Sequence[BlockHash]) -> None:
-        """These of the sequence's own blocks are full. One that is cached already, from elsewhere, stays nameless here."""
+        """These of the sequence's own blocks are full.
+
+        One that is cached already, from elsewhere, stays nameless here.
+        """
         for block in hashes:
             if block not in self._used:
                 self._idle.pop(block, None)

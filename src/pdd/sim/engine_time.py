@@ -1,8 +1,8 @@
 """How long an engine's steps take: the roofline of its chips under what the model asks of them. Pure arithmetic.
 
-A step computes the next token of every running decode and a chunk of some prefills. It takes as long as its FLOPs or its bytes,
-whichever are slower, and an overhead. Weights are read once a step, KV once a sequence. Chips that work as one add up; what they
-lose to each other is in the overhead per layer.
+A step computes the next token of every running decode and a chunk of some prefills. It takes as long as its FLOPs or
+its bytes, whichever are slower, and an overhead. Weights are read once a step, KV once a sequence. Chips that work as
+one add up; what they lose to each other is in the overhead per layer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Lines as fluids: all transfers on a line share its rate evenly at every moment.
 
-``FairShare`` is the arithmetic: each sharer has received the same since it began, so one number stands for all of them, and a
-heap says who has all that it wanted. ``carry`` runs a list of transfers over one line with a pool of connections, without any
-event loop: 200,000 of them in seconds. ``FluidLine`` puts the same under in-memory nodes.
+``FairShare`` is the arithmetic: each sharer has received the same since it began, so one number stands for all of them,
+and a heap says who has all that it wanted. ``carry`` runs a list of transfers over one line with a pool of connections,
+without any event loop: 200,000 of them in seconds. ``FluidLine`` puts the same under in-memory nodes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ class Carried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarryResult:
-    """``transfers`` in order of arrival. ``busy_connection_s`` is connections times seconds; ``duration_s`` ends with the last."""
+    """``transfers`` in order of arrival.
+
+    ``busy_connection_s`` is connections times seconds; ``duration_s`` ends with the last.
+    """
 
     transfers: tuple[Carried, ...]
     duration_s: Seconds
@@ -96,8 +99,8 @@ def carry(
 ) -> CarryResult:
     """Carries (arrival, bytes) over one line, in order of arrival, each on a connection of its own while it lasts.
 
-    With all ``connections`` in use, the next one waits until the first of them is free; None: there is always one. A transfer
-    ends one ``delay`` after its last byte was sent.
+    With all ``connections`` in use, the next one waits until the first of them is free; None: there is always one. A
+    transfer ends one ``delay`` after its last byte was sent.
     """
     arrivals = deque(enumerate(transfers))
     share: FairShare[tuple[int, float, float]] = FairShare(rate)
@@ -135,10 +138,10 @@ _Call = Callable[[], None]
 class FluidLine:
     """One direction of a line between in-memory nodes: ``kvnode.memory_line.Line``, shared evenly by those who send.
 
-    ``rate`` may be changed at any time; it takes effect with the next block that comes or is through. At most ``connections``
-    blocks are on their way at once; more wait in order. Stalled, it takes what is sent and lets nothing
-    arrive. ``jitter`` draws what each block's delay is longer by; none overtakes another. ``carried_bytes`` counts what was sent
-    whole.
+    ``rate`` may be changed at any time; it takes effect with the next block that comes or is through. At most
+    ``connections`` blocks are on their way at once; more wait in order. Stalled, it takes what is sent and lets nothing
+    arrive. ``jitter`` draws what each block's delay is longer by; none overtakes another. ``carried_bytes`` counts what
+    was sent whole.
     """
 
     def __init__(

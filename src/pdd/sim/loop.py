@@ -1,7 +1,7 @@
 """An asyncio event loop on virtual time: it never waits, it jumps to the next timer.
 
-Whatever runs on asyncio alone (no sockets, no threads) runs on it unchanged, thousands of times faster, and twice in the
-same way. When nothing is ready and no timer is left, nothing can ever happen again: that is a ``Deadlock``.
+Whatever runs on asyncio alone (no sockets, no threads) runs on it unchanged, thousands of times faster, and twice in
+the same way. When nothing is ready and no timer is left, nothing can ever happen again: that is a ``Deadlock``.
 """
 
 from __future__ import annotations

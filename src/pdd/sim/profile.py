@@ -1,6 +1,7 @@
 """What a chip can do and what a model asks of it, read from TOML files; packaged ones go by name.
 
-Public figures only, each with its source beside it; what is assumed (how much of a peak is reached) is a key of its own.
+Public figures only, each with its source beside it; what is assumed (how much of a peak is reached) is a key of its
+own.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class FlopsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One chip. ``host_bytes_per_s`` is between it and its KV node's memory, ``network_bytes_per_s`` its share of the node's
-    network; the efficiencies are the shares of the peaks that are reached.
+    """One chip. ``host_bytes_per_s`` is between it and its KV node's memory, ``network_bytes_per_s`` its share of the
+    node's network; the efficiencies are the shares of the peaks that are reached.
     """
 
     name: str = ""
@@ -56,8 +57,8 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ModelProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model. Attention FLOPs are per query token and context token, over all layers, and ``fixed_attention_flops`` per
-    query token whatever its context. Of the expert weights, only those that some token of a step chose are read.
+    """One model. Attention FLOPs are per query token and context token, over all layers, and ``fixed_attention_flops``
+    per query token whatever its context. Of the expert weights, only those that some token of a step chose are read.
     """
 
     name: str = ""

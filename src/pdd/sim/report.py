@@ -1,4 +1,6 @@
-"""What a simulated run amounts to: percentiles of what clients felt, goodput, shares, bytes and hit rates, as plain JSON values."""
+"""What a simulated run amounts to: percentiles of what clients felt, goodput, shares, bytes and hit rates, as plain
+JSON values.
+"""
 
 from __future__ import annotations
 

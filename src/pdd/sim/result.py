@@ -26,8 +26,8 @@ class RequestSample:
     """One request as its client saw it, and what the router reported of it. Times are seconds since it was sent.
 
     ``itl_s`` holds (interval, how many tokens came at it); tokens that come in one span share its time.
-    ``decode_first_token_s`` is when the first token that was not prefill's arrived: TTFT where prefill's own token is not
-    sent. ``transfer_s`` is from the end of prefill until main decode's node held the whole prompt.
+    ``decode_first_token_s`` is when the first token that was not prefill's arrived: TTFT where prefill's own token is
+    not sent. ``transfer_s`` is from the end of prefill until main decode's node held the whole prompt.
     """
 
     request_id: RequestId
@@ -69,7 +69,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """One run. ``duration_s`` is from the first request sent to the last one ended; neither samples nor readings are empty."""
+    """One run.
+
+    ``duration_s`` is from the first request sent to the last one ended; neither samples nor readings are empty.
+    """
 
     samples: tuple[RequestSample, ...]
     readings: tuple[Reading, ...]

@@ -18,7 +18,7 @@ from pdd.core.topology import EngineKind, EngineTable, LinkTable, NodeTable, Top
 from pdd.core.units import Bytes, BytesPerSecond, Seconds, bytes_per_second
 from pdd.kvnode.memory import MemoryNode
 from pdd.router.clock import LoopClock
-from pdd.router.driver.settings import driver_settings
+from pdd.router.driver.bounds.settings import driver_settings
 from pdd.sim.client import Clients
 from pdd.sim.engine import MAX_SPAN, EngineLimits, ModelledEngine, Prefilled
 from pdd.sim.engine_time import StepTimes
@@ -70,7 +70,9 @@ def simulate(
 
 @contextmanager
 def _rare_collections() -> Generator[None]:
-    """Long prompts make each of the collector's walks expensive, and there is little for it: a quarter of the time is saved."""
+    """Long prompts make each of the collector's walks expensive, and there is little for it: a quarter of the time is
+    saved.
+    """
     before = gc.get_threshold()
     gc.set_threshold(*_COLLECTIONS)
     try:

@@ -1,4 +1,6 @@
-"""What simulated engines answer, and what the blocks of prompt and answer are called: written once, read by all engines."""
+"""What simulated engines answer, and what the blocks of prompt and answer are called: written once, read by all
+engines.
+"""
 
 from __future__ import annotations
 

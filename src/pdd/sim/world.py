@@ -1,4 +1,5 @@
-"""A whole deployment in one process, on whatever loop runs: a topology's nodes, lines and engines under the real driver.
+"""A whole deployment in one process, on whatever loop runs: a topology's nodes, lines and engines under the real
+driver.
 
 Nothing of the router is modelled: driver, policies and index are those that serve live traffic. Engines come from the
 caller (scripted ones for exact tokens, modelled ones for time); nodes and lines live in memory.
@@ -23,8 +24,8 @@ from pdd.kvnode.memory import MemoryNode
 from pdd.kvnode.memory_line import Line, MemoryLine
 from pdd.kvnode.memory_network import LOCAL_DELAY, MemoryNetwork
 from pdd.router.clock import LoopClock
+from pdd.router.driver.bounds.settings import DriverSettings, declared_rates, driver_settings
 from pdd.router.driver.service import CommandHook, Driver
-from pdd.router.driver.settings import DriverSettings, declared_rates, driver_settings
 from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.events import EventSink
 

@@ -1,7 +1,7 @@
 """What a router tells Prometheus: each metric's HELP text is its documentation.
 
-Every router owns its registry; nothing is global. Requests are counted from their reports when they end; all else is read
-when someone scrapes. A simulated router feeds the same metrics.
+Every router owns its registry; nothing is global. Requests are counted from their reports when they end; all else is
+read when someone scrapes. A simulated router feeds the same metrics.
 """
 
 from __future__ import annotations

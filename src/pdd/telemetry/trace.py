@@ -1,8 +1,8 @@
 """The event trace: one JSON object a line, the same live and simulated.
 
-Every line has ``at`` (seconds on the recorder's clock), ``name``, ``request`` (null where it is about none) and the fields
-of its event. A trace begins with ``trace_started``; live ones also say there which Unix time ``at`` was. No line holds
-prompts or tokens.
+Every line has ``at`` (seconds on the recorder's clock), ``name``, ``request`` (null where it is about none) and the
+fields of its event. A trace begins with ``trace_started``; live ones also say there which Unix time ``at`` was. No line
+holds prompts or tokens.
 """
 
 from __future__ import annotations

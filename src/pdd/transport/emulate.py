@@ -50,7 +50,9 @@ _ACCEPT_RETRY_S = Seconds(0.1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """One endpoint that is reached across the link: connections to ``listen`` end at ``target`` in cluster ``toward``."""
+    """One endpoint that is reached across the link: connections to ``listen`` end at ``target`` in cluster
+    ``toward``.
+    """
 
     endpoint: str
     listen: Address

@@ -1,8 +1,8 @@
 """How a live emulated link is asked and told: one JSON object a line, each answered by one, on a loopback port.
 
-Requests: ``{"type": "show"}``, ``{"type": "set", "rate_bits_per_s": 2e7, "delay_s": 0.015, "jitter_s": 0}`` (what is left
-out stays), ``{"type": "stall", "seconds": 5}``, ``{"type": "cut", "kind": "drop"}`` or ``"freeze"``,
-``{"type": "restore"}``. Answers: the link's state after the request, or ``{"type": "refusal", "message": ...}``.
+Requests: ``{"type": "show"}``, ``{"type": "set", "rate_bits_per_s": 2e7, "delay_s": 0.015, "jitter_s": 0}`` (what is
+left out stays), ``{"type": "stall", "seconds": 5}``, ``{"type": "cut", "kind": "drop"}`` or ``"freeze"``, ``{"type":
+"restore"}``. Answers: the link's state after the request, or ``{"type": "refusal", "message": ...}``.
 """
 
 from __future__ import annotations

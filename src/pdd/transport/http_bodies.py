@@ -1,7 +1,7 @@
 """A request's whole body: bounded in bytes and in time, and inflated where nobody else waits for it.
 
-Left to itself, aiohttp inflates a compressed body on the event loop as it comes in: before the application has asked for
-it, and on after it was refused. Here a body stays as it came until somebody wants it who may have it.
+Left to itself, aiohttp inflates a compressed body on the event loop as it comes in: before the application has asked
+for it, and on after it was refused. Here a body stays as it came until somebody wants it who may have it.
 """
 
 from __future__ import annotations

@@ -93,7 +93,10 @@ class RateLimit:
         return Seconds(self._free_at)
 
     def take(self, size: Bytes, now: Seconds) -> Seconds:
-        """Occupies the line with ``size``; returns when its last bit leaves. Call it when ``free_at`` is not after ``now``."""
+        """Occupies the line with ``size``; returns when its last bit leaves.
+
+        Call it when ``free_at`` is not after ``now``.
+        """
         self._free_at = max(self._free_at, now - BURST_S) + size / self._rate
         return Seconds(max(self._free_at, now))
 
@@ -145,8 +148,8 @@ class FairQueue(Generic[Flow, Item]):
 class Line(Generic[Flow, Item]):
     """One direction of a link.
 
-    ``send`` queues a quantum; ``serve`` puts the next one on the line if the line is free; ``deliver`` takes the next one
-    off at its far end; ``next_event`` says when to call these again. ``draw`` returns uniform chance in [0, 1).
+    ``send`` queues a quantum; ``serve`` puts the next one on the line if the line is free; ``deliver`` takes the next
+    one off at its far end; ``next_event`` says when to call these again. ``draw`` returns uniform chance in [0, 1).
     """
 
     __slots__ = ("_arrivals", "_draw", "_last_arrival", "_limit", "_queue", "_sequence", "_settings", "sent_bytes")

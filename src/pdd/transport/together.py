@@ -9,9 +9,9 @@ from collections.abc import Coroutine
 async def run_together(*loops: Coroutine[None, None, None]) -> None:
     """Runs the loops until the first of them ends; the others are cancelled then.
 
-    A task group of Python 3.11 that is cancelled from outside while one of its tasks fails reports the failure and forgets
-    the cancellation: a caller that handles the failure and goes on could then never be stopped. So no task of this
-    group ever fails: failures are collected and raised after it.
+    A task group of Python 3.11 that is cancelled from outside while one of its tasks fails reports the failure and
+    forgets the cancellation: a caller that handles the failure and goes on could then never be stopped. So no task of
+    this group ever fails: failures are collected and raised after it.
 
     Raises:
         ExceptionGroup: what failed.

@@ -18,9 +18,9 @@ from pdd.engine.base import EngineInfo
 from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.protocol import relay
 from pdd.router.clock import LoopClock
+from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.router.driver.request.decoders import Decoders
 from pdd.router.driver.request.mailbox import Inbox, InboxEvent, Refusal
-from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.prefill_turns import PrefillTurns
 from pdd.router.driver.workers.worker import Worker
@@ -36,7 +36,10 @@ Step = TokenSpan | PddError | float | None
 
 @dataclass(slots=True)
 class ToldEngine:
-    """Plays ``steps``, then says nothing more. ``hangs`` stops it altogether, like SIGSTOP. A check takes it a moment."""
+    """Plays ``steps``, then says nothing more. ``hangs`` stops it altogether, like SIGSTOP.
+
+    A check takes it a moment.
+    """
 
     steps: list[Step] = field(default_factory=list[Step])
     hangs: bool = False

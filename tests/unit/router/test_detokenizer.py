@@ -82,7 +82,9 @@ def test_an_added_token_is_its_text(name):
 
 
 def test_no_token_costs_more_for_those_before_it():
-    """The library is asked for each token of the vocabulary once, and never to decode; what waits is 3 bytes at most."""
+    """The library is asked for each token of the vocabulary once, and never to decode; what waits is 3
+    bytes at most.
+    """
     asked = []
 
     class Asked:

@@ -13,9 +13,9 @@ from pdd.core.units import Seconds
 from pdd.protocol import relay
 from pdd.router.base import EmittedSpan
 from pdd.router.clock import LoopClock
+from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.router.driver.request.mailbox import Inbox, Outbox
 from pdd.router.driver.request.seats import RequestSeats
-from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.worker import Worker
 from pdd.sim.loop import run

@@ -21,8 +21,8 @@ from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.kvnode.memory import MemoryNode
 from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.router.clock import LoopClock
+from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.router.driver.request.seats import RequestSeats, take_best
-from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.worker import Worker
 from pdd.sim.loop import run
@@ -233,7 +233,9 @@ def test_prompts_that_are_computed_side_by_side_do_not_make_each_other_look_slow
 
 
 def test_main_decode_is_chosen_by_the_time_that_the_missing_bytes_take() -> None:
-    """Ninety blocks are nine seconds of this line: more than a request that runs there costs, less than a full batch."""
+    """Ninety blocks are nine seconds of this line: more than a request that runs there costs, less than a
+    full batch.
+    """
     stage = Stage()
 
     async def scene() -> None:

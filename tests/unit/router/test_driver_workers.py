@@ -1,4 +1,6 @@
-"""Placement, conversations, health and breakers at work: two of each role, each beside its own node, the whole driver."""
+"""Placement, conversations, health and breakers at work: two of each role, each beside its own node, the
+whole driver.
+"""
 
 from __future__ import annotations
 

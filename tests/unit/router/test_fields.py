@@ -1,4 +1,6 @@
-"""One policy for all fields of OpenAI's and of vLLM's request bodies: whatever changes nothing passes, the rest is refused by name."""
+"""One policy for all fields of OpenAI's and of vLLM's request bodies: whatever changes nothing passes, the rest is
+refused by name.
+"""
 
 import json
 from collections.abc import Callable, Mapping

@@ -14,7 +14,7 @@ from pdd.belief.health import Lifetime
 from pdd.core.errors import WorkerFailed
 from pdd.core.request import TokenSpan
 from pdd.core.units import Seconds
-from pdd.router.driver.patience import Vigil, expire
+from pdd.router.driver.bounds.patience import Vigil, expire
 from pdd.sim.loop import run
 
 SILENT_FOR = Seconds(30.0)

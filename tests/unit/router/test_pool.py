@@ -20,8 +20,8 @@ from pdd.engine.base import EngineInfo
 from pdd.engine.noise import SAMPLING_VERSION
 from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.router.clock import LoopClock
+from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.router.driver.request.seats import take_best
-from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.agreement import Agreement
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.worker import Worker

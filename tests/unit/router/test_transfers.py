@@ -42,7 +42,7 @@ class Listener:
 
 def place(world: World, name: str, *, reserve: int, listener: Listener | None = None) -> Transfer:
     """Of one block that prefill never computes."""
-    worker = world.driver.pool.worker
+    worker = world.driver.beliefs.workers.worker
     spec = TransferSpec(
         name=name,
         attempt=1,
@@ -263,7 +263,9 @@ def test_what_has_ended_owes_the_link_nothing() -> None:
             await asyncio.sleep(0.1)
 
             def num_orders() -> int:
-                return world.driver.links.view(*transfer.spec.ends, asyncio.get_running_loop().time()).num_orders
+                return world.driver.beliefs.links.view(
+                    *transfer.spec.ends, asyncio.get_running_loop().time()
+                ).num_orders
 
             assert num_orders() == 1
             await release_all(world, transfer)
@@ -321,10 +323,10 @@ def test_what_arrives_after_its_request_is_known() -> None:
             request = make_request(1, prompt_tokens=160, max_tokens=5, steering=Steering(route=Route.RELAY))
             _ = await ask(world, request)
             (transfer,) = world.driver._desk._running
-            hashes, directory = transfer.spec.hashes, world.driver._desk._directory
-            assert directory.prefix_at(NodeId("node-md"), hashes) < len(hashes)
+            hashes, prefixes = transfer.spec.hashes, world.driver.beliefs.prefixes
+            assert prefixes.prefix_at(NodeId("node-md"), hashes) < len(hashes)
             await world.settle()
-            assert directory.prefix_at(NodeId("node-md"), hashes) == len(hashes)
+            assert prefixes.prefix_at(NodeId("node-md"), hashes) == len(hashes)
             await world.check_idle()
 
     run(main())

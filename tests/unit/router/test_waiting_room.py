@@ -19,8 +19,8 @@ from pdd.core.units import Seconds
 from pdd.kvnode.memory import MemoryNode
 from pdd.policy.admission import ShedReason
 from pdd.router.base import TokenRequest
-from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.waiting_room import Place, WaitingRoom
+from pdd.router.driver.bounds.settings import DriverSettings
+from pdd.router.driver.bounds.waiting_room import Place, WaitingRoom
 from pdd.sim.loop import run
 from tests.support.worlds import SETTINGS, Outcome, World, WorldSpec, ask, check_spans, make_request, running_world
 

@@ -1,4 +1,6 @@
-"""A modelled engine keeps the contract of ``EngineClient``, shares its cache with its node, and breaks like a real one."""
+"""A modelled engine keeps the contract of ``EngineClient``, shares its cache with its node, and breaks like
+a real one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A batch of many steps at once computes exactly what ``policy.batching`` plans step by step, whoever comes and goes."""
+"""A batch of many steps at once computes exactly what ``policy.batching`` plans step by step, whoever comes
+and goes.
+"""
 
 from __future__ import annotations
 

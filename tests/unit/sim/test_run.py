@@ -34,7 +34,9 @@ GIB = 1024**3
 
 
 def topology(*, rate: float = 1e9, max_open_requests: int = 256, policy: PolicyTable = PolicyTable()) -> Topology:
-    """One engine a role, Llama-3.1-70B on eight chips each; a line that takes 2.6 s for a thousand tokens at 1 Gbit/s."""
+    """One engine a role, Llama-3.1-70B on eight chips each; a line that takes 2.6 s for a thousand tokens
+    at 1 Gbit/s.
+    """
     roles = {Role.PREFILL: "A", Role.RELAY_DECODE: "A", Role.MAIN_DECODE: "B"}
     return Topology(
         name="small",

@@ -31,7 +31,10 @@ from pdd.engine.http.sse import EventReader
 
 _CONNECT_TIMEOUT = Seconds(3.0)
 _SILENCE_TIMEOUT = Seconds(120.0)
-"""No byte for so long: the answer is given up. A cold main decode behind a slow line may well be silent for a minute."""
+"""No byte for so long: the answer is given up.
+
+A cold main decode behind a slow line may well be silent for a minute.
+"""
 
 
 class RouterClient:

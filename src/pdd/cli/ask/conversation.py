@@ -1,4 +1,6 @@
-"""What is asked of the router and what comes back, as values: OpenAI's bodies with the ``pdd`` field, and nothing of sockets."""
+"""What is asked of the router and what comes back, as values: OpenAI's bodies with the ``pdd`` field, and nothing of
+sockets.
+"""
 
 from __future__ import annotations
 

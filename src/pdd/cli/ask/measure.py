@@ -23,7 +23,10 @@ MAX_SECOND_TURN_RATIO = 0.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """None where an answer has too few tokens. ``handoff_gap`` is the longest wait from relay to main decode's token."""
+    """None where an answer has too few tokens.
+
+    ``handoff_gap`` is the longest wait from relay to main decode's token.
+    """
 
     ttft: Seconds
     ttst: Seconds | None
@@ -96,9 +99,9 @@ def _handoff_gap(spans: Sequence[ReceivedSpan]) -> Seconds | None:
 def bound_handoff(answer: ReceivedAnswer, *, round_trip: Seconds, block_tokens: int) -> HandoffBound | None:
     """What the architecture promises of this answer's hand-off; None if there was none.
 
-    Main decode extends the eager tokens that it did not extend before, and at most a block less one of the prompt's tail.
-    What a token costs in that pass is taken from the batches that it extended before, or without any from the prefill;
-    the fixed part of a pass is one token's time.
+    Main decode extends the eager tokens that it did not extend before, and at most a block less one of the prompt's
+    tail. What a token costs in that pass is taken from the batches that it extended before, or without any from the
+    prefill; the fixed part of a pass is one token's time.
     """
     first_main = _first_position_of_main(answer.spans)
     decode = _median_gap_of(answer.spans, Role.MAIN_DECODE)

@@ -1,4 +1,7 @@
-"""The three conversations of the demo, and what they must show. Asks a router; prints through the given callbacks only."""
+"""The three conversations of the demo, and what they must show.
+
+Asks a router; prints through the given callbacks only.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A process that has imported what takes long, and becomes others: forks itself into programs of the same Python.
 
 Run by the supervisor (``forking``), never by people. Each order on its socket is a program's arguments with three
-descriptors: the program's lifeline, its ready pipe and its log. The program becomes a grandchild whose parent has left, so
-that it belongs to the supervisor, which hears of its end even when this process is gone. It is the program that answers, so
-that none runs which the supervisor does not know. This process ends with its socket.
+descriptors: the program's lifeline, its ready pipe and its log. The program becomes a grandchild whose parent has left,
+so that it belongs to the supervisor, which hears of its end even when this process is gone. It is the program that
+answers, so that none runs which the supervisor does not know. This process ends with its socket.
 
 One thread only: a lock that another holds while this one forks would never be opened in the child.
 """

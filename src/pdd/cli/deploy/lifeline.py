@@ -1,4 +1,6 @@
-"""What ties a role's process to its supervisor: a pipe that says the supervisor died, and one that says the role is ready."""
+"""What ties a role's process to its supervisor: a pipe that says the supervisor died, and one that says the role is
+ready.
+"""
 
 from __future__ import annotations
 

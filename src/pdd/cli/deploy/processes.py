@@ -1,7 +1,7 @@
 """A role's process, however it came to be: executed, or forked from one that holds its imports (``forking``).
 
-Each is the first of a process group of its own. What belongs to that group ends with it: a vLLM engine is several processes,
-of which the others would go on, and hold the port, when the first is killed.
+Each is the first of a process group of its own. What belongs to that group ends with it: a vLLM engine is several
+processes, of which the others would go on, and hold the port, when the first is killed.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ FORK_SERVER_LOG = "fork-server"
 class RoleCommand:
     """One role to run. Roles of a later ``stage`` are started when all of the earlier ones have been ready.
 
-    ``arguments`` is the program and its arguments, to which the descriptors of lifeline and ready pipe are added. With a
-    ``preload`` the program is not executed but forked from a process that holds those imports.
+    ``arguments`` is the program and its arguments, to which the descriptors of lifeline and ready pipe are added. With
+    a ``preload`` the program is not executed but forked from a process that holds those imports.
     """
 
     name: str

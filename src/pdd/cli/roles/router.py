@@ -25,9 +25,9 @@ from pdd.router.api.app import Health, Limits, WorkerCount, WorkerHealth, create
 from pdd.router.api.callers import Callers
 from pdd.router.api.tenants import Tenants
 from pdd.router.clock import LoopClock
+from pdd.router.driver.bounds.settings import declared_rates, driver_settings
 from pdd.router.driver.figures import read_router
 from pdd.router.driver.service import Driver
-from pdd.router.driver.settings import declared_rates, driver_settings
 from pdd.router.driver.workers.agreement import Agreement
 from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.events import EventSink

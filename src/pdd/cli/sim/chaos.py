@@ -1,4 +1,6 @@
-"""``pdd sim chaos``: breaks random small deployments in every way at once and compares every answer with the right one."""
+"""``pdd sim chaos``: breaks random small deployments in every way at once and compares every answer with
+the right one.
+"""
 
 from __future__ import annotations
 

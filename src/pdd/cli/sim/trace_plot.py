@@ -1,4 +1,6 @@
-"""What recorded traffic comes to at rising load, as one HTML page: a few charts for each trace, a line for each system."""
+"""What recorded traffic comes to at rising load, as one HTML page: a few charts for each trace, a line for
+each system.
+"""
 
 from __future__ import annotations
 

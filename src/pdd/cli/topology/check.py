@@ -38,8 +38,8 @@ def check_topology(topology: Topology, refuse: Refuse, exposure: Exposure) -> No
 def check_simulated_topology(topology: Topology, refuse: Refuse) -> None:
     """Raises ConfigError at the first thing that can't be simulated. Its hardware is whoever reads it to check.
 
-    Nothing listens and nothing is allocated, so ports and hosts don't matter, and arenas only have to be large enough; and
-    since same-datacenter deployments are simulated for comparison, relay decode may be missing.
+    Nothing listens and nothing is allocated, so ports and hosts don't matter, and arenas only have to be large enough;
+    and since same-datacenter deployments are simulated for comparison, relay decode may be missing.
     """
     check_shape(topology, refuse)
     _check_front_door(topology, refuse)

@@ -1,8 +1,8 @@
 """Reads a topology file: TOML whose keys are those of ``pdd.core.topology``, with units if one likes.
 
-Every key that ends in ``_bits_per_s``, ``_bytes`` or ``_s`` holds a plain number of that unit. The same key without that
-ending holds a string with a unit instead: ``rate = "20 Mbit/s"`` is ``rate_bits_per_s = 20e6``. Every refusal is one line:
-file, key, value, what would be right.
+Every key that ends in ``_bits_per_s``, ``_bytes`` or ``_s`` holds a plain number of that unit. The same key without
+that ending holds a string with a unit instead: ``rate = "20 Mbit/s"`` is ``rate_bits_per_s = 20e6``. Every refusal is
+one line: file, key, value, what would be right.
 """
 
 from __future__ import annotations

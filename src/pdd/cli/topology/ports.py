@@ -25,7 +25,9 @@ _ATTEMPTS = 200
 
 
 class _Ports:
-    """Stays bound to every port of a topology, so that none is chosen twice, but doesn't listen: that is its role's right."""
+    """Stays bound to every port of a topology, so that none is chosen twice, but doesn't listen: that is its role's
+    right.
+    """
 
     def __init__(self, held: ExitStack, *, taken: Container[int] = ()) -> None:
         """``taken`` are never chosen, though nobody is bound to them."""

@@ -1,8 +1,8 @@
 """What ``pdd verify`` tries, and when a trial counts as proof: pure values and comparisons.
 
 A relay proves something only if it was one: relay decode emitted exactly as many tokens as it was told to (one-shot) or
-main decode extended at least one batch while relay decode went on (catch-up), and main decode finished. Each trial has a
-cache salt of its own; with a used one main decode would hold the eager tokens' KV already.
+main decode extended at least one batch while relay decode went on (catch-up), and main decode finished. Each trial has
+a cache salt of its own; with a used one main decode would hold the eager tokens' KV already.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a trial ended. ``problem`` None: really served as asked, and exact or, if it differs, only from a near tie on.
+    """How a trial ended. ``problem`` None: really served as asked, and exact or, if it differs, only from a near tie
+    on.
 
     ``gap`` is how far apart the reference's two best tokens are at ``first_difference``, where that was asked.
     """

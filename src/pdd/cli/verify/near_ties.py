@@ -1,7 +1,7 @@
 """When two engines of different kinds may differ: pure arithmetic on the reference's scores.
 
-Two engines compute the same logits up to the last bits of float32, so they may choose differently only where the two best
-tokens are closer together than those bits weigh. Anything else is a mismatch.
+Two engines compute the same logits up to the last bits of float32, so they may choose differently only where the two
+best tokens are closer together than those bits weigh. Anything else is a mismatch.
 """
 
 from __future__ import annotations

@@ -193,7 +193,10 @@ async def _judged(
 async def _ask_rivals(
     setup: Setup, scores: ReferenceScores, prompt: Prompt, trial: Trial, before: Sequence[TokenId]
 ) -> Rivals:
-    """Who might have been drawn after ``before``. The salt is the reference's: most of it lies in its engine's cache."""
+    """Who might have been drawn after ``before``.
+
+    The salt is the reference's: most of it lies in its engine's cache.
+    """
     logits = await scores.logits_after((*prompt.token_ids, *before), _unbroken_salt(setup, prompt, trial.drawing))
     return rivals_at(logits, _sampling(setup, prompt, trial.drawing), position=len(before))
 

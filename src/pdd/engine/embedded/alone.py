@@ -60,7 +60,9 @@ class LoneModel:
 def compute_alone(
     model: LlamaModel, kv_format: KvFormat, tokens: Sequence[TokenId], *, piece: int
 ) -> tuple[Tensor, Tensor]:
-    """The last token's logits ``[1, vocab]`` and the KV ``[layers, tokens, ...]`` of ``tokens``, ``piece`` at a time."""
+    """The last token's logits ``[1, vocab]`` and the KV ``[layers, tokens, ...]`` of ``tokens``, ``piece``
+    at a time.
+    """
     num_tokens = len(tokens)
     num_blocks = -(-num_tokens // kv_format.block_tokens)
     cache = PagedCache(model.shape, kv_format, num_blocks)

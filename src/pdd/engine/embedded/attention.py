@@ -3,10 +3,11 @@
 
 Each sequence is computed by itself, over fixed tiles of its context: scores tile by tile, one softmax over the whole
 padded row (masked slots weigh exactly 0, and trailing zeros change no bit of its sum), then the weighted values tile by
-tile in order. Products always have at least ``MIN_QUERY_ROWS`` rows: below that MKL takes another path with other rounding.
+tile in order. Products always have at least ``MIN_QUERY_ROWS`` rows: below that MKL takes another path with other
+rounding.
 
-A sequence's blocks are copied together first, even where they are neighbours: reading them once in a row and multiplying
-from the processor's cache is three times faster than multiplying where they lie.
+A sequence's blocks are copied together first, even where they are neighbours: reading them once in a row and
+multiplying from the processor's cache is three times faster than multiplying where they lie.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ MIN_QUERY_ROWS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Consecutive query rows of one sequence: rows ``first_row ... first_row + num_rows`` of the step, at positions from ``first_position``.
+    """Consecutive query rows of one sequence: rows ``first_row ... first_row + num_rows`` of the step, at positions
+    from ``first_position``.
 
     ``blocks`` are its context's, padded to whole tiles with any block, as an index tensor. ``mask`` is
     ``[num_rows, num_tiles * tile_tokens]``, 0 or -inf, None for a single row (whose context just ends).
@@ -109,7 +111,9 @@ def _concatenate(parts: list[Tensor]) -> Tensor:
 
 
 def _keys_and_values(cache: PagedCache, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
-    """Keys ``[tiles, kv_heads, head_dim, tile_tokens]`` and values ``[tiles, kv_heads, tile_tokens, head_dim]``, fresh."""
+    """Keys ``[tiles, kv_heads, head_dim, tile_tokens]`` and values ``[tiles, kv_heads, tile_tokens,
+    head_dim]``, fresh.
+    """
     gathered = cache.pool[layer].index_select(0, segment.blocks)
     tiles = gathered.view(segment.num_tiles, cache.tile_tokens, 2, cache.shape.num_kv_heads, cache.shape.head_dim)
     return tiles[:, :, 0].permute(0, 2, 3, 1), tiles[:, :, 1].permute(0, 2, 1, 3)

@@ -72,7 +72,10 @@ class BlockPool:
         return tuple(self._take() for _ in range(count))
 
     def publish(self, block: int, block_hash: BlockHash) -> None:
-        """Names a held, full block, so that others reuse it. If another block has that name already, this one stays nameless."""
+        """Names a held, full block, so that others reuse it.
+
+        If another block has that name already, this one stays nameless.
+        """
         if block_hash not in self._block_of_hash and block not in self._hash_of_block:
             self._block_of_hash[block_hash] = block
             self._hash_of_block[block] = block_hash

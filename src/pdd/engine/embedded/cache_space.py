@@ -66,8 +66,9 @@ class CacheSpaceOfSequences:
     def offer(self, sequences: Sequence[EngineSequence]) -> None:
         """Exports the full blocks of these sequences that the node was not offered before.
 
-        Those that were hits here too: others load from the node, which may have evicted what this cache still has. A node
-        that was lost and found is offered everything again, else what waits there for the first block waits for ever.
+        Those that were hits here too: others load from the node, which may have evicted what this cache still has. A
+        node that was lost and found is offered everything again, else what waits there for the first block waits for
+        ever.
         """
         if self._exchange is None:
             return

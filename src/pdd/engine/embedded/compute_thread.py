@@ -1,8 +1,8 @@
 # pyright: basic
 """The thread that computes: it takes commands between two steps and hands tokens to the event loop after each.
 
-Everything of the engine's core is touched on this thread only. Commands are few and bounded by the requests that are open;
-answers go through ``call_soon_threadsafe``, one call a step.
+Everything of the engine's core is touched on this thread only. Commands are few and bounded by the requests that are
+open; answers go through ``call_soon_threadsafe``, one call a step.
 """
 
 from __future__ import annotations

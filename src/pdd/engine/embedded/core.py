@@ -98,7 +98,10 @@ class EngineCore:
         *,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Connects to the node, if any; ``now`` times its pauses. Raises Incompatible when it is one of another KV format."""
+        """Connects to the node, if any; ``now`` times its pauses.
+
+        Raises Incompatible when it is one of another KV format.
+        """
         self._kv_format = settings.kv_format
         self._max_unread_tokens = settings.max_unread_tokens
         self._model = model

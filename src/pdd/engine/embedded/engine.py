@@ -1,5 +1,7 @@
 # pyright: basic
-"""The embedded engine as an ``EngineClient``: admission and streams on the event loop, everything else on its thread."""
+"""The embedded engine as an ``EngineClient``: admission and streams on the event loop, everything else on
+its thread.
+"""
 
 from __future__ import annotations
 
@@ -240,8 +242,8 @@ async def open_embedded_engine(
 ) -> AsyncIterator[EmbeddedEngine]:
     """A running engine; on leaving, it stops within a step.
 
-    ``connect_store`` opens its local KV node, on the engine's thread, now and whenever the node was lost. An absent node
-    is no error.
+    ``connect_store`` opens its local KV node, on the engine's thread, now and whenever the node was lost. An absent
+    node is no error.
 
     Raises:
         ConfigError: wrong settings, missing weights, or a machine on which this engine can't be exact.

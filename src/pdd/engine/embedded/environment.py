@@ -1,4 +1,7 @@
-"""What must be in the environment *before* torch is imported. Imports nothing, so that the command line can set it first."""
+"""What must be in the environment *before* torch is imported.
+
+Imports nothing, so that the command line can set it first.
+"""
 
 from __future__ import annotations
 

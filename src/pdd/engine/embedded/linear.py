@@ -80,7 +80,8 @@ def bucket_of(buckets: Sequence[int], rows: int) -> int:
 def choose_path(
     weight: Tensor, rows: Sequence[int], candidates: Sequence[ExactPath] = CANDIDATES
 ) -> tuple[ExactPath, ExactLinear]:
-    """Tries the paths on this weight at all of these row counts; the first that is exact, and the weight prepared for it.
+    """Tries the paths on this weight at all of these row counts; the first that is exact, and the weight prepared for
+    it.
 
     Raises:
         ConfigError: none is.

@@ -1,8 +1,8 @@
 # pyright: basic
 """The bytes of the paged KV cache: one pool for all layers, whose blocks are canonical slabs.
 
-``[layers, blocks, block_tokens, K|V, kv_heads, head_dim]`` in float32: a block's slice of one layer is exactly that layer's
-part of the block on the wire, so import and export are plain copies. Owned by the compute thread.
+``[layers, blocks, block_tokens, K|V, kv_heads, head_dim]`` in float32: a block's slice of one layer is exactly that
+layer's part of the block on the wire, so import and export are plain copies. Owned by the compute thread.
 """
 
 from __future__ import annotations

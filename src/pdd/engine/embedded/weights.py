@@ -29,7 +29,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWeights:
-    """Everything. ``layers`` can be walked once: each layer is read when it is asked for, so no second copy of the model exists.
+    """Everything. ``layers`` can be walked once: each layer is read when it is asked for, so no second copy of the
+    model exists.
 
     ``embedding`` ``[vocab, hidden]`` is the output projection too.
     """

@@ -1,8 +1,9 @@
 """The router's client of any engine that speaks vLLM's token-level HTTP interface.
 
-Nothing of aiohttp leaves this module: not connected is ``Unavailable``, broken off or broken rules is ``WorkerFailed``, and
-refusals come back as the error that the engine raised. A stream has no total time limit, only ``idle_timeout`` without any
-byte. Closing the generator closes the connection at once, which is how the engine learns that it should stop.
+Nothing of aiohttp leaves this module: not connected is ``Unavailable``, broken off or broken rules is ``WorkerFailed``,
+and refusals come back as the error that the engine raised. A stream has no total time limit, only ``idle_timeout``
+without any byte. Closing the generator closes the connection at once, which is how the engine learns that it should
+stop.
 """
 
 from __future__ import annotations
@@ -148,7 +149,10 @@ class HttpEngineClient:
             raise self._failed(error) from error
 
     async def _events(self, response: ClientResponse, contract: SpanContract) -> AsyncGenerator[bytes]:
-        """The data of each event, up to ``[DONE]`` or the stream's end. A line that breaks after the finish took nothing away."""
+        """The data of each event, up to ``[DONE]`` or the stream's end.
+
+        A line that breaks after the finish took nothing away.
+        """
         reader = EventReader()
         try:
             async for piece in response.content.iter_any():

@@ -1,9 +1,9 @@
 """Serves any in-process engine over vLLM's token-level HTTP interface.
 
 Response headers go out with the first span, so that whatever goes wrong before it has a proper status; a prefill that
-takes longer than ``keep_alive_s`` makes them go out earlier, with a comment, so that the other end can tell a long prefill
-from a dead line. An error after the headers is a typed event, then the stream ends without ``[DONE]``. A client that
-leaves cancels its handler, and that closes the engine's generator: nothing is generated for nobody.
+takes longer than ``keep_alive_s`` makes them go out earlier, with a comment, so that the other end can tell a long
+prefill from a dead line. An error after the headers is a typed event, then the stream ends without ``[DONE]``. A client
+that leaves cancels its handler, and that closes the engine's generator: nothing is generated for nobody.
 """
 
 from __future__ import annotations
@@ -218,7 +218,8 @@ async def _errors_to_replies(
 ) -> web.StreamResponse:
     """The outermost edge: no traceback and no HTML ever reaches a client."""
     if "Origin" in request.headers:
-        # A browser sent it for a page. Engines have no keys, and any page can make its visitor's browser post to loopback.
+        # A browser sent it for a page. Engines have no keys, and any page can make its visitor's browser post to
+        # loopback.
         reply = refusal_reply(InvalidRequest(_NO_PAGES, code="forbidden_origin"), HTTPStatus.FORBIDDEN)
         return _json(reply.body, status=reply.status)
     try:

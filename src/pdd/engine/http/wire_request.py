@@ -57,8 +57,8 @@ class TransferBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     num_prompt_tokens: int | None = None
     choice: int = 0
     seed: int | None = None
-    """Here rather than in ``sampling_params``, where it makes vLLM keep a generator for the request: of no use, and on CPUs
-    its end when a prefill takes more than one step.
+    """Here rather than in ``sampling_params``, where it makes vLLM keep a generator for the request: of no use, and on
+    CPUs its end when a prefill takes more than one step.
     """
     temperature: float | None = None
     """The exact one, since vLLM lifts ``sampling_params.temperature`` to 0.01 where it lies between 0 and that."""
@@ -95,7 +95,10 @@ _BODY_DECODER = msgspec.json.Decoder(GenerateBody)
 
 
 def encode_generation(generation: Generation, *, model: str | None) -> bytes:
-    """The streaming request for ``generation``. Its ID names the attempt too, since vLLM's must be unique while running."""
+    """The streaming request for ``generation``.
+
+    Its ID names the attempt too, since vLLM's must be unique while running.
+    """
     sampling = generation.sampling
     body = GenerateBody(
         request_id=f"{generation.request_id}.{generation.attempt}",

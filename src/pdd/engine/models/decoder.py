@@ -1,12 +1,13 @@
 """A tokenizer's decoder, taken apart where bytes become characters.
 
-The library's decoders make one text of all tokens at once. An answer grows token by token, and only the bytes at its end
-tell whether that end may still become a character. So a decoder is three parts here:
+The library's decoders make one text of all tokens at once. An answer grows token by token, and only the bytes at its
+end tell whether that end may still become a character. So a decoder is three parts here:
 
     token --piece steps--> piece --to bytes--> bytes --UTF-8--> characters --text steps--> text
 
-Piece steps see one token and where it stands; the library itself carries them out. Text steps see characters, however these
-are cut into pieces. A decoder that can't be read this way is refused: nothing else could tell when its text is final.
+Piece steps see one token and where it stands; the library itself carries them out. Text steps see characters, however
+these are cut into pieces. A decoder that can't be read this way is refused: nothing else could tell when its text is
+final.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def split_decoder(tokenizer: Tokenizer) -> SplitDecoder:
     """Takes the decoder of ``tokenizer`` apart.
 
     Raises:
-        ConfigError: it has a step that needs other tokens, or is in no place where it could be carried out token by token.
+        ConfigError: it has a step that needs other tokens, or is in no place where it could be carried out token by
+        token.
     """
     splitter = _Splitter()
     if tokenizer.decoder is None:
@@ -188,7 +190,9 @@ def _bytes_of_byte_level(piece: str) -> bytes:
 
 @cache
 def _byte_level_alphabet() -> dict[str, int]:
-    """The byte that each character stands for: its own code, if it can be shown, else the others in order of their codes."""
+    """The byte that each character stands for: its own code, if it can be shown, else the others in order of their
+    codes.
+    """
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     shown = [ord(letter) for letter in letters if ord(letter) < 256]
     hidden = sorted(set(range(256)).difference(shown))

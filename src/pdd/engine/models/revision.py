@@ -1,9 +1,9 @@
 """Tells a model's weights from all others', without reading all of them.
 
-Two copies of one model have one revision wherever they lie and however their tensors are spread over files; a fine-tune has
-another. What is hashed: the configuration, and of every tensor its name, type, shape and four kilobytes of its content,
-spread evenly from its first byte to its last. Training, merging and quantizing change all of a tensor; who edits single
-numbers by hand, between those kilobytes, gets the revision of the original.
+Two copies of one model have one revision wherever they lie and however their tensors are spread over files; a fine-tune
+has another. What is hashed: the configuration, and of every tensor its name, type, shape and four kilobytes of its
+content, spread evenly from its first byte to its last. Training, merging and quantizing change all of a tensor; who
+edits single numbers by hand, between those kilobytes, gets the revision of the original.
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ from pdd.core.kv_format import DType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
-    """A decoder of the Llama family: RMS norm, rotary embedding, grouped-query attention, gated SiLU, tied embedding."""
+    """A decoder of the Llama family: RMS norm, rotary embedding, grouped-query attention, gated SiLU, tied
+    embedding.
+    """
 
     num_layers: int
     hidden_size: int

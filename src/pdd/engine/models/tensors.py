@@ -1,4 +1,5 @@
-"""The tensors of PDD's own models as float32 numpy arrays, from a GGUF file or from a seed: the one place that defines them.
+"""The tensors of PDD's own models as float32 numpy arrays, from a GGUF file or from a seed: the one place that defines
+them.
 
 The embedded engine computes with them, and ``checkpoint`` writes them for others. Needs no torch.
 """
@@ -30,7 +31,8 @@ class LayerTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTensors:
-    """Everything. ``layers`` can be walked once: each layer is read when it is asked for, so no second copy of the model exists.
+    """Everything. ``layers`` can be walked once: each layer is read when it is asked for, so no second copy of the
+    model exists.
 
     ``embedding`` ``[vocab, hidden]`` is the output projection too.
     """
@@ -97,7 +99,8 @@ def _gguf_layer(file: GgufFile, shape: LlamaShape, index: int) -> LayerTensors:
 
 
 def _from_seed(shape: LlamaShape, seed: int) -> ModelTensors:
-    # RandomState, not Generator: numpy promises that its stream never changes, and two engines must get the same weights.
+    # RandomState, not Generator: numpy promises that its stream never changes, and two engines must get the same
+    # weights.
     random = np.random.RandomState(seed)
 
     def matrix(outputs: int, inputs: int, gain: float) -> FloatArray:

@@ -18,7 +18,10 @@ _LAST = Place(is_first=False, is_last=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """One token's bytes: the ``certain`` ones, then those that depend on whether another token follows. Few decoders have such."""
+    """One token's bytes: the ``certain`` ones, then those that depend on whether another token follows.
+
+    Few decoders have such.
+    """
 
     certain: bytes
     if_followed: bytes
@@ -26,7 +29,8 @@ class Spelling:
 
 
 class TokenBytes:
-    """One vocabulary. ``first(token)`` spells the first token that has a text, ``later(token)`` one after it; None has none.
+    """One vocabulary. ``first(token)`` spells the first token that has a text, ``later(token)`` one after it; None has
+    none.
 
     A token is spelled when it first occurs, and kept: vocabularies are large, and most of a large one never occurs.
     """

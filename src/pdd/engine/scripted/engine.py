@@ -2,8 +2,8 @@
 
 A token that is lost, doubled, moved or wrong anywhere changes everything after it, so comparing two answers proves that
 nothing of the kind happened. It lives on the event loop's time only, hence runs on a virtual clock as well, and its
-speeds and faults are settings. Known tokens whose KV is at hand cost no time, as in a real engine; at least one is always
-computed, and the first new token comes with it.
+speeds and faults are settings. Known tokens whose KV is at hand cost no time, as in a real engine; at least one is
+always computed, and the first new token comes with it.
 """
 
 from __future__ import annotations
@@ -208,7 +208,9 @@ class ScriptedEngine:
                     yield sent
 
     def die(self) -> None:
-        """Kills it, like kill -9: everything that runs fails, its own cache is lost, nothing begins until ``revive``."""
+        """Kills it, like kill -9: everything that runs fails, its own cache is lost, nothing begins until
+        ``revive``.
+        """
         self._died.set()
         self._kv.forget()
 

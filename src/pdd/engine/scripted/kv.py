@@ -1,7 +1,8 @@
 """The KV of scripted engines: none is computed, but every block's bytes follow from its name, so any damage shows.
 
-A block's payload is a function of its hash in which every 8 bytes differ from every other; it is written to the node when
-the block fills and checked byte by byte when it is loaded. A transfer that mixes up, cuts or repeats anything is caught.
+A block's payload is a function of its hash in which every 8 bytes differ from every other; it is written to the node
+when the block fills and checked byte by byte when it is loaded. A transfer that mixes up, cuts or repeats anything is
+caught.
 """
 
 from __future__ import annotations
@@ -99,7 +100,10 @@ class ScriptKv:
 
 
 class _BlockCache:
-    """Names of blocks, least recently used first. Of one sequence the tail goes first: a prefix without it still serves."""
+    """Names of blocks, least recently used first.
+
+    Of one sequence the tail goes first: a prefix without it still serves.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

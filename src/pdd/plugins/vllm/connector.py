@@ -1,8 +1,10 @@
 # pyright: basic, reportMissingImports=false
-"""What vLLM loads: ``--kv-transfer-config '{"kv_connector": "PddConnector", "kv_connector_module_path": "pdd.plugins.vllm.connector",
-"kv_role": "kv_both", "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {...}}'``.
+"""What vLLM loads: ``--kv-transfer-config '{"kv_connector": "PddConnector", "kv_connector_module_path":
+"pdd.plugins.vllm.connector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute", "kv_connector_extra_config":
+{...}}'``.
 
-One object in the scheduler's process, one in each worker's. Both only hand on; see ``scheduler_side`` and ``worker_side``.
+One object in the scheduler's process, one in each worker's. Both only hand on; see ``scheduler_side`` and
+``worker_side``.
 """
 
 from __future__ import annotations
@@ -148,7 +150,9 @@ class PddConnector(KVConnectorBase_V1, SupportsHMA):
         return KVConnectorTransferResults(finished_recving=set(self._ended.request_ids))
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Of the same moment as ``get_transfer_results``, which vLLM calls just before: never later than its request."""
+        """Of the same moment as ``get_transfer_results``, which vLLM calls just before: never later than
+        its request.
+        """
         return set(self._ended.failed_blocks)
 
     # The scheduler's side, in call order

@@ -1,9 +1,9 @@
 # pyright: basic
 """``engine.noise`` for many rows at once, where the logits are: on vLLM's device, without waiting for it.
 
-The same draw, step for step, in float64; on whatever device, logarithms differ in their last bit at most, and that weighs
-nothing beside the noise. A row at a time in numpy would take 10 ms for a vocabulary of 128,000, and the device would idle.
-Not yet run on a GPU.
+The same draw, step for step, in float64; on whatever device, logarithms differ in their last bit at most, and that
+weighs nothing beside the noise. A row at a time in numpy would take 10 ms for a vocabulary of 128,000, and the device
+would idle. Not yet run on a GPU.
 """
 
 from __future__ import annotations

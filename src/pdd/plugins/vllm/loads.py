@@ -1,6 +1,7 @@
 """Loads blocks from the node on threads of their own, while the engine computes.
 
-Each thread has its own link to the node. What can't be loaded, for whatever reason, is reported as failed: vLLM computes it.
+Each thread has its own link to the node. What can't be loaded, for whatever reason, is reported as failed: vLLM
+computes it.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class Loads:
         failed: tuple[int, ...] = ()
         if num_loaded < len(order.hashes):
             first_lacking = max((order.first_block + num_loaded) * self._block_tokens, order.first_token)
-            # Of the block which begins before first_token the rest alone is to be computed, but vLLM counts whole blocks.
+            # Of the block which begins before first_token the rest alone is to be computed, but vLLM counts whole
+            # blocks.
             first = first_lacking // self._cache_block_tokens
             end = -(-order.end_token // self._cache_block_tokens)
             failed = order.cache_blocks[first:end]

@@ -1,4 +1,5 @@
-"""vLLM's ``--middleware pdd.plugins.vllm.middleware.DescribeEngine``: what the router needs that vLLM's server does not say.
+"""vLLM's ``--middleware pdd.plugins.vllm.middleware.DescribeEngine``: what the router needs that vLLM's server does not
+say.
 
 - ``GET /pdd/v1/info`` describes the engine and is the router's health check; 503 once vLLM's core has died.
 - The router's generations are held to the same rules, in the same words, as at any other engine: vLLM would cut an answer at
@@ -6,8 +7,8 @@
 - Their streams are kept alive by comments, since vLLM sends nothing during a prefill; and ended when its core has ended,
   since on SIGTERM vLLM stops its core and then waits for ever for streams that get nothing more.
 
-Requests of others (those without ``kv_transfer_params.num_prompt_tokens``) pass as they are. Imports no vLLM: what it asks
-of vLLM's server it finds in the application's state.
+Requests of others (those without ``kv_transfer_params.num_prompt_tokens``) pass as they are. Imports no vLLM: what it
+asks of vLLM's server it finds in the application's state.
 """
 
 from __future__ import annotations
@@ -154,7 +155,9 @@ class _Replay:
 
 
 class _PatientStream:
-    """Passes a response on; while it is a stream that says nothing, it says that the engine lives, or that it doesn't."""
+    """Passes a response on; while it is a stream that says nothing, it says that the engine lives, or that
+    it doesn't.
+    """
 
     def __init__(self, send: Send, interval: Seconds, *, is_alive: Callable[[], bool]) -> None:
         self._send = send

@@ -1,8 +1,8 @@
 """Which blocks of running sequences the node was offered, in which of its lives, and the offering of the others.
 
-The books follow ``SaveOrder`` and ``StepOrders.forgotten``. A node that was lost and found is offered everything of every
-running sequence again, else what waits there for the first block waits for ever. Nothing is offered but in steps with new
-orders: all ranks of an engine then know, without asking, that there is something to do.
+The books follow ``SaveOrder`` and ``StepOrders.forgotten``. A node that was lost and found is offered everything of
+every running sequence again, else what waits there for the first block waits for ever. Nothing is offered but in steps
+with new orders: all ranks of an engine then know, without asking, that there is something to do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class Offers:
         return len(self._running)
 
     def make(self, orders: StepOrders, fill: Callable[[CachedBlock, memoryview], None]) -> None:
-        """Once a step, whether or not it saves anything. ``fill`` is called for blocks that the node lacks, perhaps twice."""
+        """Once a step, whether or not it saves anything.
+
+        ``fill`` is called for blocks that the node lacks, perhaps twice.
+        """
         for request_id in orders.forgotten:
             self._running.pop(request_id, None)
         if not orders.saves:

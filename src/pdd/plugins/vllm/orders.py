@@ -32,9 +32,9 @@ class LoadOrder:
 class SaveOrder:
     """Offer the node wire blocks ``first_block``, ``first_block + 1``, ... of a sequence, named ``hashes``.
 
-    Their KV is in the cache once this step's forward pass is done, and stays there until the sequence is forgotten: if the
-    node is lost and found meanwhile, all of them are offered again. The first order of a sequence begins with its first
-    block, each other with the block after the last one's. ``cache_blocks`` are the sequence's, from its start.
+    Their KV is in the cache once this step's forward pass is done, and stays there until the sequence is forgotten: if
+    the node is lost and found meanwhile, all of them are offered again. The first order of a sequence begins with its
+    first block, each other with the block after the last one's. ``cache_blocks`` are the sequence's, from its start.
     """
 
     request_id: str
@@ -45,7 +45,10 @@ class SaveOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOrders:
-    """One step's. ``forgotten`` sequences ended or lost their cache blocks before it; one may begin anew in ``saves``."""
+    """One step's.
+
+    ``forgotten`` sequences ended or lost their cache blocks before it; one may begin anew in ``saves``.
+    """
 
     forgotten: tuple[str, ...] = ()
     loads: tuple[LoadOrder, ...] = ()

@@ -1,7 +1,7 @@
 """Ends a process that its parent has left behind.
 
-vLLM's engine runs as a child of its API server and, when that is killed, goes on alone: it keeps its memory and its link to the
-KV node, and answers nobody.
+vLLM's engine runs as a child of its API server and, when that is killed, goes on alone: it keeps its memory and its
+link to the KV node, and answers nobody.
 """
 
 from __future__ import annotations

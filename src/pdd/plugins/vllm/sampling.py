@@ -1,9 +1,11 @@
 # pyright: basic, reportMissingImports=false
-"""vLLM's ``--logits-processors pdd.plugins.vllm.sampling:PositionKeyedSampling``: seeded answers that survive a hand-off.
+"""vLLM's ``--logits-processors pdd.plugins.vllm.sampling:PositionKeyedSampling``: seeded answers that survive a
+hand-off.
 
-vLLM's own seeded generator starts anew with each request, so an answer that moves to another engine would go on with other
-chance. Here the token is drawn by ``engine.noise``, whose noise belongs to the output position, and all other logits of the
-row are taken away: whatever vLLM does afterwards (temperature, top-k, top-p, its own noise) can only choose that token.
+vLLM's own seeded generator starts anew with each request, so an answer that moves to another engine would go on with
+other chance. Here the token is drawn by ``engine.noise``, whose noise belongs to the output position, and all other
+logits of the row are taken away: whatever vLLM does afterwards (temperature, top-k, top-p, its own noise) can only
+choose that token.
 
 vLLM has two model runners with an interface each, and takes one name for both (the second is the default on GPUs, the
 first elsewhere). So the named class is of both kinds, and what is made of it is the one that the arguments belong to.

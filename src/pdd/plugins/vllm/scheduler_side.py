@@ -1,4 +1,5 @@
-"""Which tokens a vLLM engine loads from its KV node and which blocks it offers it: the connector's side in the scheduler.
+"""Which tokens a vLLM engine loads from its KV node and which blocks it offers it: the connector's side in the
+scheduler.
 
 Decides only; the workers' side moves the bytes. Its rules:
 
@@ -106,8 +107,8 @@ class _Sequence:
 
 
 class SchedulerSide:
-    """One engine's. Call order per request: ``add``, then ``count_loadable`` and ``place`` until it runs, at last ``end``;
-    ``build_step`` once a step, ``end_loads`` when the workers report.
+    """One engine's. Call order per request: ``add``, then ``count_loadable`` and ``place`` until it runs, at last
+    ``end``; ``build_step`` once a step, ``end_loads`` when the workers report.
     """
 
     __slots__ = ("_count_held", "_ended", "_kv_format", "_loading", "_new_loads", "_now", "_sequences")
@@ -150,7 +151,9 @@ class SchedulerSide:
         return max(end - local_tokens, 0)
 
     def place(self, request_id: str, cache_blocks: Sequence[int], num_tokens: int) -> None:
-        """The request was given cache blocks, and vLLM wants ``num_tokens`` loaded: as many as were counted, or none."""
+        """The request was given cache blocks, and vLLM wants ``num_tokens`` loaded: as many as were
+        counted, or none.
+        """
         sequence = self._sequences.get(request_id)
         if sequence is None or num_tokens == 0:
             return
@@ -206,7 +209,10 @@ class SchedulerSide:
                 self._end_load(sequence)
 
     def end(self, request_id: str) -> None:
-        """The request is over. Requests that wait for its load need not wait longer: what it loads, nobody will find."""
+        """The request is over.
+
+        Requests that wait for its load need not wait longer: what it loads, nobody will find.
+        """
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return

@@ -1,7 +1,7 @@
 """Which rows of vLLM's batch belong to seeded requests of the router, and at which output position each of them stands.
 
-Knows no vLLM: ``sampling`` feeds it what either of vLLM's model runners says of its batch. A row is left alone unless its
-request's ``kv_transfer_params`` say how long the prompt was (``num_prompt_tokens``) and with which seed to draw.
+Knows no vLLM: ``sampling`` feeds it what either of vLLM's model runners says of its batch. A row is left alone unless
+its request's ``kv_transfer_params`` say how long the prompt was (``num_prompt_tokens``) and with which seed to draw.
 """
 
 from __future__ import annotations

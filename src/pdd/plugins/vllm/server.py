@@ -40,7 +40,9 @@ PRELOAD_MODULE = "pdd.plugins.vllm.preload"
 _CONNECTOR, _CONNECTOR_MODULE = "PddConnector", "pdd.plugins.vllm.connector"
 _MIDDLEWARE = "pdd.plugins.vllm.middleware.DescribeEngine"
 _CPU_BLOCK_TOKENS = 32
-"""The CPU backend's own choice is 128, of which a short prompt's last block is mostly empty; it takes multiples of 32."""
+"""The CPU backend's own choice is 128, of which a short prompt's last block is mostly empty; it takes
+multiples of 32.
+"""
 _LARGEST_USUAL_BLOCK_TOKENS = 128
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 """Of this the CPU platform makes ``spawn`` when vLLM's configuration is made, whatever it was."""
@@ -246,7 +248,8 @@ async def _run(options: argparse.Namespace, while_configuring: AbstractContextMa
     except OSError as error:
         raise ConfigError(f"can't listen on {options.host}:{options.port}: {error}") from error
     with listener:
-        # Starting blocks the loop for as long as it takes: until vLLM sets handlers of its own, a signal must interrupt.
+        # Starting blocks the loop for as long as it takes: until vLLM sets handlers of its own, a signal must
+        # interrupt.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _interrupt)
         engine = _start_engine(options, while_configuring)
@@ -330,8 +333,8 @@ def describe_reason(error: BaseException) -> str:
 class _Reasons:
     """Hears why vLLM's processes fail: they are forked from this one, so what they log comes through its pipe.
 
-    All that vLLM raises in this one is that some other process failed. Listens where log records are made, since each of
-    vLLM's processes replaces all handlers.
+    All that vLLM raises in this one is that some other process failed. Listens where log records are made, since each
+    of vLLM's processes replaces all handlers.
     """
 
     def __init__(self, read: int, write: int) -> None:

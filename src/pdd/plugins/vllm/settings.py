@@ -26,8 +26,9 @@ _WHERE = "kv_connector_extra_config"
 _NODE_TIMEOUT = Seconds(0.5)
 """A node answers within a millisecond. One that hangs makes all streams of its engine wait for so long, once."""
 _LOADER_NODE_TIMEOUT = Seconds(1.0)
-"""For a loader only its own request waits; on a machine short of cores, computing anew costs more than patience. Longer than
-this, and the link would leave a node alone that hung only once."""
+"""For a loader only its own request waits; on a machine short of cores, computing anew costs more than patience. Longer
+than this, and the link would leave a node alone that hung only once.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,9 @@ class ConnectorSettings:
         return self._link(_NODE_TIMEOUT, knock_in_thread)
 
     def make_loader_link(self) -> NodeLink:
-        """For a thread that only loads: after a hang it had better wait than find no node, which has a prompt computed anew."""
+        """For a thread that only loads: after a hang it had better wait than find no node, which has a prompt computed
+        anew.
+        """
         return self._link(_LOADER_NODE_TIMEOUT, knock_here)
 
     def _link(self, timeout: Seconds, knock: Knock) -> NodeLink:

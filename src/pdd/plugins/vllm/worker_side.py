@@ -1,9 +1,11 @@
 # pyright: basic
-"""Moves KV between one rank's cache and the engine's KV node, as the scheduler's side has ordered: the connector's other half.
+"""Moves KV between one rank's cache and the engine's KV node, as the scheduler's side has ordered: the connector's
+other half.
 
-Loads: every rank reads the node's blocks for itself, on threads, and takes the heads that it holds. Saves: on the worker's own
-thread when a step's forward pass is done, before the cache can change again; the first rank alone offers, and for each block
-that the node lacks all ranks' heads are gathered there. A rank knows from its orders whether there is something to gather.
+Loads: every rank reads the node's blocks for itself, on threads, and takes the heads that it holds. Saves: on the
+worker's own thread when a step's forward pass is done, before the cache can change again; the first rank alone offers,
+and for each block that the node lacks all ranks' heads are gathered there. A rank knows from its orders whether there
+is something to gather.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Remembers which token IDs answered which prompt, and puts them into the next turn instead of the answer's retokenized text.
+"""Remembers which token IDs answered which prompt, and puts them into the next turn instead of the answer's retokenized
+text.
 
-Tokenizing an answer's text may give other IDs than those that were generated, and then nothing cached from the answer on
-would match. With the splice, the next prompt starts with exactly the previous prompt and the answer's IDs.
+Tokenizing an answer's text may give other IDs than those that were generated, and then nothing cached from the answer
+on would match. With the splice, the next prompt starts with exactly the previous prompt and the answer's IDs.
 """
 
 from __future__ import annotations
@@ -193,7 +194,8 @@ class ConversationEncoder:
     ) -> None:
         """Takes the answer's IDs over, provided that the template still writes question and answer as they were.
 
-        An answer that spells out a special token is masked in the prompt, so it is tokenized anew: no more than lost reuse.
+        An answer that spells out a special token is masked in the prompt, so it is tokenized anew: no more than lost
+        reuse.
         """
         question = self._question(asking)
         if question is None or not prompt.continues_with(question, answer):

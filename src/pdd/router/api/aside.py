@@ -14,8 +14,9 @@ T = TypeVar("T")
 
 
 async def aside(size: int, few: int, work: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:
-    """Calls ``work`` on ``size`` characters or bytes: on a thread if they are not ``few``. To change threads costs as much as
-    to read some KB.
+    """Calls ``work`` on ``size`` characters or bytes: on a thread if they are not ``few``.
+
+    To change threads costs as much as to read some KB.
     """
     if size <= few:
         return work(*arguments, **named)

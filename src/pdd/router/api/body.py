@@ -1,8 +1,8 @@
 """A request's body as a JSON object, or a refusal that says why it is none. Pure.
 
-Megabytes of next to nothing (``[],[],...``) take seconds and gigabytes to read, while nobody else gets the interpreter. So it
-is counted first what a large body is made of. What the JSON library says stays here. It knows neither fields nor halves of surrogate pairs, so what it can't read is
-read once more, leniently, in search of what is wrong.
+Megabytes of next to nothing (``[],[],...``) take seconds and gigabytes to read, while nobody else gets the interpreter.
+So it is counted first what a large body is made of. What the JSON library says stays here. It knows neither fields nor
+halves of surrogate pairs, so what it can't read is read once more, leniently, in search of what is wrong.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def _unreadable_value(text: str, parse_int: Callable[[str], float] | None) -> In
 
 
 def _values(whole: object) -> Iterator[tuple[Sequence[str], object]]:
-    """Every value in the order in which it is written, with the steps to it, which are good until the next one is asked for.
+    """Every value in the order in which it is written, with the steps to it, which are good until the next one is asked
+    for.
 
     Not recursive, since values may be deep.
     """
@@ -128,7 +129,9 @@ def _values(whole: object) -> Iterator[tuple[Sequence[str], object]]:
 
 
 def _inside(value: object) -> Iterator[tuple[str, object]]:
-    """The values of a list or an object, each with the step to it; before a field's value comes its name, which is no step."""
+    """The values of a list or an object, each with the step to it; before a field's value comes its name, which is no
+    step.
+    """
     match value:
         case list():
             for index, each in enumerate(cast(list[object], value)):

@@ -1,9 +1,9 @@
 """Which web pages may call: those whose origin is named, by default none. Pure.
 
 Any page can make its visitor's browser post to this machine, and by DNS rebinding under a host name of the page's own.
-So a router without API keys takes requests for names of this machine only, and those that a page sends only from origins
-that are named. What is no browser sends no ``Origin``, and passes. With API keys nobody calls who has none: then pages of
-other origins merely can't read what comes back.
+So a router without API keys takes requests for names of this machine only, and those that a page sends only from
+origins that are named. What is no browser sends no ``Origin``, and passes. With API keys nobody calls who has none:
+then pages of other origins merely can't read what comes back.
 """
 
 from __future__ import annotations

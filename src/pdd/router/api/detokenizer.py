@@ -10,8 +10,8 @@ from pdd.router.api.utf8 import Utf8Stream
 class Detokenizer:
     """One answer. All pieces together are the decoding of all tokens, those without a text left out.
 
-    What waits is the beginning of a character, and what some decoders write only where another token follows. A token costs
-    what its own bytes cost, whatever came before it.
+    What waits is the beginning of a character, and what some decoders write only where another token follows. A token
+    costs what its own bytes cost, whatever came before it.
     """
 
     __slots__ = ("_if_followed", "_if_last", "_is_empty", "_num_leading", "_utf8", "_vocabulary")

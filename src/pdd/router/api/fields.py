@@ -1,8 +1,8 @@
 """Every field of OpenAI's and of vLLM's request bodies, and what becomes of it, at one glance.
 
-A field is *read*; or *unsupported*: it passes with null or with a value that changes nothing, and is refused by name with
-any other, so that no client believes in a setting that was ignored; or *ignored*, since it names, bills or hints and never
-changes an answer. Whatever is none of these is unknown, and refused.
+A field is *read*; or *unsupported*: it passes with null or with a value that changes nothing, and is refused by name
+with any other, so that no client believes in a setting that was ignored; or *ignored*, since it names, bills or hints
+and never changes an answer. Whatever is none of these is unknown, and refused.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ _UNSUPPORTED: Mapping[str, Neutral] = {
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
 }
-"""vLLM says of ``truncation_side``, ``return_mm_kwargs`` and ``mm_payload`` that they do nothing by themselves, or here."""
+"""vLLM says of ``truncation_side``, ``return_mm_kwargs`` and ``mm_payload`` that they do nothing by themselves, or
+here.
+"""
 
 CHAT = Fields(
     read=_READ | {"messages", "max_completion_tokens"},

@@ -1,4 +1,7 @@
-"""What went wrong, as the client is told: a status, OpenAI's error object, headers. The only place that chooses statuses."""
+"""What went wrong, as the client is told: a status, OpenAI's error object, headers.
+
+The only place that chooses statuses.
+"""
 
 from __future__ import annotations
 

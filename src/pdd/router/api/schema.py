@@ -250,7 +250,10 @@ def _contradiction(name: str, value: object, other: str, other_value: object) ->
 
 
 def check_token_ids(param: str, ids: Sequence[TokenId], vocab_size: int) -> None:
-    """Raises InvalidRequest for the first ID that is not in the vocabulary. Nearly always there is none, and that is quick."""
+    """Raises InvalidRequest for the first ID that is not in the vocabulary.
+
+    Nearly always there is none, and that is quick.
+    """
     if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
         return
     for index, token in enumerate(ids):

@@ -1,8 +1,8 @@
 """How an answer reaches the client: in chunks as it grows (server-sent events), or whole.
 
-Response headers go out with the first span: an error until then is a proper HTTP status. Only a stream that has had nothing
-to say for ``keep_alive_s`` begins before, with a comment, since proxies cut silent connections. A client that can't be
-written to for ``write_timeout_s`` counts as gone. Both ways raise ``ClientLeft`` when the client is.
+Response headers go out with the first span: an error until then is a proper HTTP status. Only a stream that has had
+nothing to say for ``keep_alive_s`` begins before, with a comment, since proxies cut silent connections. A client that
+can't be written to for ``write_timeout_s`` counts as gone. Both ways raise ``ClientLeft`` when the client is.
 """
 
 from __future__ import annotations

@@ -61,7 +61,10 @@ class Job:
 
 
 class RequestRunner:
-    """Runs jobs within ``lifetime``. ``stop`` ends them all, and the lifetime's end waits until nothing of them is left."""
+    """Runs jobs within ``lifetime``.
+
+    ``stop`` ends them all, and the lifetime's end waits until nothing of them is left.
+    """
 
     __slots__ = ("_codec", "_group", "_memory", "_metrics", "_service", "_stopping", "_tasks")
 

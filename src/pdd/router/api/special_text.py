@@ -2,8 +2,9 @@
 
 A chat template writes special tokens as text, and so can a user; in the rendered conversation nobody could tell them
 apart. So messages are masked before they are rendered: each text of a special token becomes one private-use character,
-which stands for that text, tokenized as ordinary text, when the rendered conversation is encoded. Private-use characters that
-users write themselves are escaped. A conversation without either is encoded in one piece, exactly as without any of this.
+which stands for that text, tokenized as ordinary text, when the rendered conversation is encoded. Private-use
+characters that users write themselves are escaped. A conversation without either is encoded in one piece, exactly as
+without any of this.
 
 Texts may have megabytes. Nothing here holds the interpreter for all of one: on a thread, it leaves others their turns.
 """
@@ -27,7 +28,10 @@ _WINDOW = 64 * 1024
 
 
 class SpecialText:
-    """One tokenizer's special tokens. They match verbatim (``normalized=False``): the catalog refuses other tokenizers."""
+    """One tokenizer's special tokens.
+
+    They match verbatim (``normalized=False``): the catalog refuses other tokenizers.
+    """
 
     __slots__ = ("_ids", "_longest", "_marks", "_masked", "_masking", "_tokenizer", "_window")
 
@@ -71,7 +75,10 @@ class SpecialText:
         return tuple(ids)
 
     def _search(self, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-        """As ``finditer`` finds them, which would look through all of a text in one go. No match has over ``_longest``."""
+        """As ``finditer`` finds them, which would look through all of a text in one go.
+
+        No match has over ``_longest``.
+        """
         at = 0
         while at < len(text):
             end = at + self._window

@@ -55,7 +55,10 @@ class TextCodec:
     )
 
     def __init__(self, assets: TextAssets, *, most_tokens: int = sys.maxsize) -> None:
-        """``most_tokens`` of one text are made at most. Raises ConfigError when the chat template is not a valid one, or the decoder can't go token by token."""
+        """``most_tokens`` of one text are made at most.
+
+        Raises ConfigError when the chat template is not a valid one, or the decoder can't go token by token.
+        """
         self._assets = assets
         self._most_tokens = most_tokens
         self._template = _compile(assets.chat_template)
@@ -70,8 +73,9 @@ class TextCodec:
     def least_tokens(self, num_characters: int) -> int:
         """No text of so many characters has fewer tokens; costs nothing.
 
-        Vocabularies are of characters, or of bytes, written as one character each. Control characters count, though some
-        vocabularies have no token for them, and so does white space that templates trim. 0 where nothing can be said.
+        Vocabularies are of characters, or of bytes, written as one character each. Control characters count, though
+        some vocabularies have no token for them, and so does white space that templates trim. 0 where nothing can be
+        said.
         """
         return 0 if isinf(self._most_characters) else -(-num_characters // int(self._most_characters))
 
@@ -91,7 +95,8 @@ class TextCodec:
         return MaskedMessage(Message(role=message.role, content=masked(message.content), name=name))
 
     def render_chat(self, messages: Sequence[MaskedMessage]) -> str:
-        """The conversation as the model wants to read it, up to where its answer begins; for ``encode``, not for people.
+        """The conversation as the model wants to read it, up to where its answer begins; for ``encode``, not for
+        people.
 
         Raises:
             InvalidRequest: the template refuses this conversation (an order of roles, for example).
@@ -158,8 +163,8 @@ def _as_templates_see_it(message: MaskedMessage) -> dict[str, str]:
 
 
 def _compile(template: str) -> jinja2.Template:
-    # Templates come with model files, so they get no more rights than text. Block trimming is what they are written for.
-    # The rest is what published templates expect to find, too.
+    # Templates come with model files, so they get no more rights than text. Block trimming is what they are written
+    # for. The rest is what published templates expect to find, too.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = _to_json  # pyright: ignore[reportUnknownMemberType]  # Jinja's writes for web pages
     environment.globals["strftime_now"] = _strftime_now  # pyright: ignore[reportUnknownMemberType]
@@ -195,7 +200,10 @@ def _to_json(value: object, indent: int | None = None) -> str:
 
 
 def _strftime_now(form: str) -> str:
-    """Today, for templates that tell the model. A new day changes all prompts of such a model, and what is cached of them."""
+    """Today, for templates that tell the model.
+
+    A new day changes all prompts of such a model, and what is cached of them.
+    """
     return datetime.now().astimezone().strftime(form)
 
 

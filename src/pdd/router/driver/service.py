@@ -1,7 +1,7 @@
 """The router's service: opens requests, runs each of them in a task tree of its own, and knows when it is full.
 
-It waits for nothing but engines, nodes and its clock, reads no environment and starts no thread, so it runs unchanged on
-a virtual clock, against scripted engines or real ones.
+It waits for nothing but engines, nodes and its clock, reads no environment and starts no thread, so it runs unchanged
+on a virtual clock, against scripted engines or real ones.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pdd.core.kv_format import KvFormat
 from pdd.core.units import Bytes, Seconds
 from pdd.policy.admission import who_is_missing
 from pdd.router.base import TokenRequest
+from pdd.router.driver.bounds.settings import DriverSettings
+from pdd.router.driver.bounds.waiting_room import Place, WaitingRoom
 from pdd.router.driver.request.answer import RunningAnswer
 from pdd.router.driver.request.report import Reporter
 from pdd.router.driver.request.run import RequestRun
 from pdd.router.driver.request.surroundings import CommandHook, Surroundings
-from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.transfers.desk import TransferDesk
-from pdd.router.driver.waiting_room import Place, WaitingRoom
 from pdd.router.driver.workers.agreement import Agreement
 from pdd.router.driver.workers.pins import PinBoard
 from pdd.router.driver.workers.pool import Pool
@@ -51,9 +51,7 @@ class Driver:
         on_command: CommandHook | None = None,
         sink: EventSink | None = None,
     ) -> None:
-        """Engines and nodes that don't meet ``agreement`` are down. ``sink`` gets the events of all requests and workers, at
-        the clock's time.
-        """
+        """Engines and nodes that don't meet ``agreement`` are down. ``sink`` gets all events, at the clock's time."""
         self._settings = settings = settings or DriverSettings()
         self.pool = Pool(workers, settings, clock, agreement=agreement, sink=sink)
         self.room = WaitingRoom(settings, clock)
@@ -98,8 +96,9 @@ class Driver:
 
     @property
     def wan_kv_bytes(self) -> Bytes:
-        """KV payload sent between clusters so far. Unlike the sum of the reports, it counts transfers that went on
-        after their request had ended.
+        """KV payload sent between clusters so far.
+
+        Unlike the sum of the reports, it counts transfers that went on after their request had ended.
         """
         return self._desk.crossed
 
@@ -158,7 +157,10 @@ class Driver:
             self.room.leave(place)
 
     async def _stand_in_line(self, answer: RunningAnswer, place: Place) -> None:
-        """Waits until the request may run, or its reader has left. Raises Unavailable when it has waited for too long."""
+        """Waits until the request may run, or its reader has left.
+
+        Raises Unavailable when it has waited for too long.
+        """
         if self.room.has_place(place):
             return
         answer.reporter.note("queued", waiting=self.room.num_waiting)
@@ -180,7 +182,9 @@ class Driver:
             await self._shared.clock.sleep(self._settings.node_retry)
 
     def _abandon(self, answer: RunningAnswer, place: Place) -> None:
-        """Nobody waits for the answer any more: one that has its place ends by itself, one that stands in line leaves it."""
+        """Nobody waits for the answer any more: one that has its place ends by itself, one that stands in line leaves
+        it.
+        """
         answer.leave()
         if not self.room.has_place(place):
             self.room.leave(place)

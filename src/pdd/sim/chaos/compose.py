@@ -302,6 +302,8 @@ def _fault(chance: Random, topology: Topology, trigger: Trigger, duration: Secon
 
 
 def _freeze(chance: Random, topology: Topology, trigger: Trigger, kind: FaultKind) -> Fault:
-    """Of any length: what ends by the clock elsewhere ends in the midst of it, and much of it in one instant afterwards."""
+    """Of any length: what ends by the clock elsewhere ends in the midst of it, and much of it in one instant
+    afterwards.
+    """
     target = "world" if kind is FaultKind.WORLD_FREEZE else chance.choice(topology.nodes).name
     return Fault(kind=kind, target=(target,), trigger=trigger, duration=Seconds(chance.uniform(3.0, 25.0)))

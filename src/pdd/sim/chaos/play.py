@@ -18,7 +18,7 @@ from pdd.kvnode.base import NodeClient
 from pdd.kvnode.memory import MemoryNode
 from pdd.protocol.relay import Command
 from pdd.router.base import TokenRequest
-from pdd.router.driver.settings import driver_settings
+from pdd.router.driver.bounds.settings import driver_settings
 from pdd.sim.chaos.breakage import Breakable, Breakage, CommandWatch, History
 from pdd.sim.chaos.compose import STOP_TOKENS, VOCAB_SIZE, compose, kv_format
 from pdd.sim.chaos.scene import Scene, Talk, Turn

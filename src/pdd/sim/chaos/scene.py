@@ -52,7 +52,9 @@ class FaultKind(StrEnum):
     HOST_FREEZE = "host_freeze"
     """A node and the engines on its machine stand still: connections stand, nothing comes."""
     WORLD_FREEZE = "world_freeze"
-    """Everything stands still, as where all runs on one machine: whatever was due meanwhile is due at once afterwards."""
+    """Everything stands still, as where all runs on one machine: whatever was due meanwhile is due at once
+    afterwards.
+    """
     LAN_CUT = "lan_cut"
     LAN_STALL = "lan_stall"
     LAN_SLOW = "lan_slow"
@@ -101,8 +103,8 @@ class Fault:
 class Turn:
     """One request of a conversation: ``text`` is what it adds to all that was said before.
 
-    The client leaves after ``leave_after`` seconds, or says "complete" after so many tokens; it takes ``read_interval`` to
-    read a span.
+    The client leaves after ``leave_after`` seconds, or says "complete" after so many tokens; it takes ``read_interval``
+    to read a span.
     """
 
     think: Seconds
@@ -126,7 +128,10 @@ class Talk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """Everything about one world. ``is_tight``: there may be less room than is asked for, so requests may be refused."""
+    """Everything about one world.
+
+    ``is_tight``: there may be less room than is asked for, so requests may be refused.
+    """
 
     seed: int
     weather: Weather

@@ -18,7 +18,7 @@ from pdd.engine.base import RETRY_AFTER, EngineInfo
 from pdd.engine.scripted.engine import ScriptedEngine
 from pdd.kvnode.base import NodeClient
 from pdd.kvnode.patience import ROUTER_PATIENCE
-from pdd.router.driver.patience import expire
+from pdd.router.driver.bounds.patience import expire
 
 _Item = TypeVar("_Item")
 
@@ -187,7 +187,9 @@ class FaultyEngine:
 
 
 class FaultyNode:
-    """A ``NodeClient`` between the router and a node, which forgets orders, watches and pins when the connection ends."""
+    """A ``NodeClient`` between the router and a node, which forgets orders, watches and pins when the
+    connection ends.
+    """
 
     def __init__(self, node: NodeClient) -> None:
         self.upstream = Upstream(ROUTER_PATIENCE)

@@ -1,7 +1,7 @@
 """Judges what clients got: against the one right answer, and against what could have served them.
 
-An answer may break off, or not begin, only if nobody could have gone on with it. Who could is known: the simulation broke
-them itself.
+An answer may break off, or not begin, only if nobody could have gone on with it. Who could is known: the simulation
+broke them itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pdd.core.ids import TokenId, WorkerId
 from pdd.core.request import FinishReason, Role, Steering
 from pdd.core.units import Seconds
 from pdd.router.base import EmittedSpan, TokenRequest
-from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.sim.chaos.breakage import History
 from pdd.sim.chaos.scene import FaultKind, Scene, Weather
 
@@ -26,7 +26,9 @@ PROMPTNESS = Seconds(28.0)
 """Nobody waits longer for a token while each role has a worker that is whole."""
 _ROUTER = DriverSettings()
 SLOW_PATIENCE = Seconds(_ROUTER.decode_patience + 2.0)
-"""But an engine that is slow and full keeps newcomers in its own line until the router's patience with a decoder ends."""
+"""But an engine that is slow and full keeps newcomers in its own line until the router's patience with a
+decoder ends.
+"""
 PREFILL_PATIENCE = Seconds(_ROUTER.prefill_patience + 100.0)
 """And an engine that says it is well, and is silent, may have a long prompt to compute."""
 

@@ -1,8 +1,8 @@
 """The systems that recorded traffic is played on: the same number of chips in each.
 
 Whoever does without relay decode has its chips for something else. Across the line they prefill: relay decode stands in
-prefill's datacenter. In one datacenter every chip is of prefill's type, since that is what can be had there, and relay decode's
-join main decode.
+prefill's datacenter. In one datacenter every chip is of prefill's type, since that is what can be had there, and relay
+decode's join main decode.
 """
 
 from __future__ import annotations

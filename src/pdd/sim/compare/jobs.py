@@ -1,4 +1,7 @@
-"""Runs many independent simulations on several processes. Results come in the order of the jobs, whoever is done first."""
+"""Runs many independent simulations on several processes.
+
+Results come in the order of the jobs, whoever is done first.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ Progress = Callable[[str], None]
 def run_jobs(
     run: Callable[[_Job], _Result], jobs: Sequence[_Job], *, num_processes: int, progress: Progress
 ) -> list[_Result]:
-    """``run``, jobs and results cross process boundaries if ``num_processes`` is above 1: a module's function, and plain data.
+    """``run``, jobs and results cross process boundaries if ``num_processes`` is above 1: a module's function, and
+    plain data.
 
     Raises:
         WorkerFailed: one of the processes died.

@@ -36,8 +36,8 @@ class Quantiles:
 class Measures:
     """Times in seconds. Shares are of all measured requests, but ``rld_token_share``, of all output tokens.
 
-    ``decode_ttft`` ends with the decode side's first token. ``max_itl`` is each request's largest gap between two tokens.
-    ``prefill_hit`` and ``main_hit`` are the parts of all prompt tokens that were there already.
+    ``decode_ttft`` ends with the decode side's first token. ``max_itl`` is each request's largest gap between two
+    tokens. ``prefill_hit`` and ``main_hit`` are the parts of all prompt tokens that were there already.
     """
 
     num_requests: int

@@ -1,8 +1,8 @@
 """Every policy against its naive rivals, in the same worlds with the same requests.
 
-A rival is PDD with one rule changed. What a rule is worth shows in what gets worse without it, where it matters: so each
-setting names who competes in it. Differences are taken seed by seed, since both had the same requests: they are far
-surer than the figures themselves.
+A rival is PDD with one rule changed. What a rule is worth shows in what gets worse without it, where it matters: so
+each setting names who competes in it. Differences are taken seed by seed, since both had the same requests: they are
+far surer than the figures themselves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Where policies are told apart: worlds and requests in which one rule, or another in its place, makes a difference.
 
-All are the packaged topology `apart` under conversations of agents, five turns or so each; each says what is different about it.
+All are the packaged topology `apart` under conversations of agents, five turns or so each; each says what is different
+about it.
 """
 
 from __future__ import annotations

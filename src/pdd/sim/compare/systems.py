@@ -1,6 +1,7 @@
 """Three systems on one topology: PDD as it is, and what it is measured against.
 
-Same-datacenter disaggregation gets as much memory for main decode in chips of prefill's type: that is all it can buy there.
+Same-datacenter disaggregation gets as much memory for main decode in chips of prefill's type: that is all it can buy
+there.
 """
 
 from __future__ import annotations

@@ -27,9 +27,13 @@ from pdd.sim.workload.excerpt import Excerpt, excerpt, multiply
 from pdd.sim.workload.traces import fitting
 
 FULL_RELAY = 0.9
-"""Relay decode is full where, on average, so much of its places is taken: who would gain from a relay does not get one."""
+"""Relay decode is full where, on average, so much of its places is taken: who would gain from a relay does
+not get one.
+"""
 _FITTING_ROUNDS = 2
-"""How often the number of users is corrected: an excerpt is short, and lacks a little more or less than the trace does."""
+"""How often the number of users is corrected: an excerpt is short, and lacks a little more or less than the
+trace does.
+"""
 _WARM_UP_LOAD = 0.5
 """The warm-up takes half of the line, so that all of it has crossed when the measured part begins."""
 
@@ -73,11 +77,12 @@ class TraceStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What PDD is worth on a trace at a load: P90 of the second token without hiding over PDD's, PDD's goodput over that.
+    """What PDD is worth on a trace at a load: P90 of the second token without hiding over PDD's, PDD's goodput over
+    that.
 
-    The relay is swamped where it can't be what it is meant to be, a short bridge for few requests: because it makes more of
-    the tokens than it has of the memory bandwidth that decodes (``fair_share``), so it is the busier decode cluster of
-    the two; or because its places are all taken.
+    The relay is swamped where it can't be what it is meant to be, a short bridge for few requests: because it makes
+    more of the tokens than it has of the memory bandwidth that decodes (``fair_share``), so it is the busier decode
+    cluster of the two; or because its places are all taken.
     """
 
     trace: str

@@ -1,4 +1,6 @@
-"""What the simulation of the paper rests on: what was given, what was fitted within which bounds, and what a fit implies."""
+"""What the simulation of the paper rests on: what was given, what was fitted within which bounds, and what a fit
+implies.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The published figures, and which of our figures is to be compared with which.
 
-Source: an interview article on PDD (July 2026) and public notes on the paper. TTFT is in the paper's convention: it ends when
-the *decode side's* first token reaches the user, so it contains the KV transfer.
+Source: an interview article on PDD (July 2026) and public notes on the paper. TTFT is in the paper's convention: it
+ends when the *decode side's* first token reaches the user, so it contains the KV transfer.
 """
 
 from __future__ import annotations
@@ -45,4 +45,6 @@ REQUESTS_PER_S = 80.0
 PROMPT_TOKENS = 65_536
 ANSWER_TOKENS = 512
 HANDOFF_KV_TRANSFER = Seconds(0.185)
-"""The mean time of 4.6 MB of KV over the WAN, which take 2 ms at its rate: what a transfer costs however small it is."""
+"""The mean time of 4.6 MB of KV over the WAN, which take 2 ms at its rate: what a transfer costs however
+small it is.
+"""

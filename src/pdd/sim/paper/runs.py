@@ -86,7 +86,10 @@ class CollapseTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A third of a run. The hit rates are parts of all prompt tokens, also of prompts that never went to main decode."""
+    """A third of a run.
+
+    The hit rates are parts of all prompt tokens, also of prompts that never went to main decode.
+    """
 
     relay_share: float
     rld_token_share: float
@@ -120,7 +123,8 @@ def rld_share_spec(num_requests: int) -> ConversationSpec:
 
 
 def collapse_workload(num_requests: int, *, seed: int) -> Workload:
-    """Thirty agents whose conversations have some twenty turns: what a turn leaves out at main decode, all later ones lack.
+    """Thirty agents whose conversations have some twenty turns: what a turn leaves out at main decode, all later ones
+    lack.
 
     The stems that they begin with are at main decode, whatever rule is asked about what comes then.
     """

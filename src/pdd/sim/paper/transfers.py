@@ -1,7 +1,9 @@
-"""The table of KV transfer times, on the link model alone: the tail near full load needs hundreds of thousands of transfers.
+"""The table of KV transfer times, on the link model alone: the tail near full load needs hundreds of thousands of
+transfers.
 
-Everything but three constants is given: the load follows from the published rate, length and hit rate (0.92 of the line), the
-lengths' spread from a public trace of agents. Fitted are the arrivals' waves; the latency is a published measurement.
+Everything but three constants is given: the load follows from the published rate, length and hit rate (0.92 of the
+line), the lengths' spread from a public trace of agents. Fitted are the arrivals' waves; the latency is a published
+measurement.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ class Surge:
 class Arrivals:
     """``requests_per_s`` in the mean; waves of ``mean_wave_s`` swing it to ``1 + swing`` and ``1 - swing`` times that.
 
-    How long a wave is, is drawn from a gamma distribution of shape ``wave_shape``: 1 is exponential, higher is more regular.
+    How long a wave is, is drawn from a gamma distribution of shape ``wave_shape``: 1 is exponential, higher is more
+    regular.
     """
 
     requests_per_s: float

@@ -1,7 +1,8 @@
 """One simulated request, and the token IDs that it stands for.
 
-Token IDs are kept as runs: what matters of a prompt is which part of it is the same as some other prompt's, so a stretch
-of text is one token ID, repeated. A hundred thousand tokens of prompt are a handful of numbers until they are asked for.
+Token IDs are kept as runs: what matters of a prompt is which part of it is the same as some other prompt's, so a
+stretch of text is one token ID, repeated. A hundred thousand tokens of prompt are a handful of numbers until they are
+asked for.
 """
 
 from __future__ import annotations

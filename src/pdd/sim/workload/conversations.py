@@ -1,13 +1,13 @@
 """Generated traffic: conversations of agents, with the hit rates that were asked for.
 
-Each turn draws how much of its prompt prefill shall find cached. If that is much, the turn goes on: its prompt is prompt
-and answer of the turn before, and so much new text as the hit rate leaves room for. If it is little, or if the prompt
-would grow too long, a new conversation begins: from one of its tenant's *stems* (a system prompt, a repository), so much
-of it as the hit rate says, and new text.
+Each turn draws how much of its prompt prefill shall find cached. If that is much, the turn goes on: its prompt is
+prompt and answer of the turn before, and so much new text as the hit rate leaves room for. If it is little, or if the
+prompt would grow too long, a new conversation begins: from one of its tenant's *stems* (a system prompt, a repository),
+so much of it as the hit rate says, and new text.
 
-Stems are asked about once, one by one, before the traffic begins, so that caches are as warm as in a system that has run
-for long. At caches that lose nothing the hit rates of a run are the drawn ones (but for the answer of the turn before,
-which only main decode has).
+Stems are asked about once, one by one, before the traffic begins, so that caches are as warm as in a system that has
+run for long. At caches that lose nothing the hit rates of a run are the drawn ones (but for the answer of the turn
+before, which only main decode has).
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _LEAST_HIT_TO_GO_ON = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Lognormal: ``spread`` is the standard deviation of the logarithm (0: all the same); never beyond ``least``, ``most``."""
+    """Lognormal: ``spread`` is the standard deviation of the logarithm (0: all the same); never beyond ``least``,
+    ``most``.
+    """
 
     mean: float
     spread: float = 0.0
@@ -69,9 +71,9 @@ SOLE_TRAFFIC = (Traffic(tenant=SOLE_TENANT, share=1.0),)
 class ConversationSpec:
     """What to generate. ``first_prompts`` are those of conversations that begin; they grow up to its ``most``.
 
-    ``num_conversations`` take turns, so a user's time between two turns is that number over the rate of arrivals, but at
-    least ``think_s`` after the answer. Each of ``num_stems`` stems per tenant is asked about once in the ``warm_up_s`` before the
-    first turn; those requests' ids begin with ``WARM_UP_PREFIX``.
+    ``num_conversations`` take turns, so a user's time between two turns is that number over the rate of arrivals, but
+    at least ``think_s`` after the answer. Each of ``num_stems`` stems per tenant is asked about once in the
+    ``warm_up_s`` before the first turn; those requests' ids begin with ``WARM_UP_PREFIX``.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """A trace as the traffic of any number of users, entered in the middle: caches hold what was asked before.
 
-A recorded trace begins with nothing cached, and at a moment when nobody is in mid-conversation. Played from there a system is
-measured that has just been switched on. Here it is played from late in the trace: what the played part shares with anything
-before it is asked about once in a warm-up, and not measured.
+A recorded trace begins with nothing cached, and at a moment when nobody is in mid-conversation. Played from there a
+system is measured that has just been switched on. Here it is played from late in the trace: what the played part shares
+with anything before it is asked about once in a warm-up, and not measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _SETTLING = Seconds(10.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excerpt:
-    """``workload`` begins with a warm-up. ``new_tokens``: prompt tokens that nothing before had, neither prompt nor answer."""
+    """``workload`` begins with a warm-up.
+
+    ``new_tokens``: prompt tokens that nothing before had, neither prompt nor answer.
+    """
 
     workload: Workload
     num_requests: int
@@ -49,8 +52,8 @@ class Excerpt:
 def multiply(workload: Workload, factor: float) -> Workload:
     """``factor`` times the users of a trace, each as slow as recorded, with the hit rates of the trace.
 
-    The trace is played several times at once, each copy beginning elsewhere in it, with its conversations spread over the
-    time that makes ``factor``. Copies are tenants of their own: they share no text.
+    The trace is played several times at once, each copy beginning elsewhere in it, with its conversations spread over
+    the time that makes ``factor``. Copies are tenants of their own: they share no text.
     """
     copies = max(_LEAST_COPIES, ceil(factor))
     spread = speed_up(workload, factor / copies)
@@ -155,7 +158,9 @@ def _holders(past: Sequence[SimRequest], played: Sequence[SimRequest]) -> dict[_
 def _warm_up(
     holders: Mapping[_Text, SimRequest], played: Sequence[SimRequest], tokens_per_s: float
 ) -> tuple[list[SimRequest], float]:
-    """The latest earlier requests that together have all that ``played`` shares with the past; when they are through."""
+    """The latest earlier requests that together have all that ``played`` shares with the past; when they
+    are through.
+    """
     moment, asked, known = 0.0, list[SimRequest](), set[_Text]()
     for request in sorted(_needed(holders, played), key=lambda request: (request.arrival, request.request_id)):
         asked.append(_asked_again(request, moment))

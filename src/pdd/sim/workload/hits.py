@@ -34,8 +34,9 @@ SKEWED: HitRates = (
     HitBand(low=0.98, high=0.99, share=0.27),
     HitBand(low=0.99, high=1.00, share=0.16),
 )
-"""As in production: 74 % of requests hit more than 95 %. The seven bands are the published ones, their shares those of a
-public trace of coding agents, rounded; the mean is 0.90."""
+"""As in production: 74 % of requests hit more than 95 %. The seven bands are the published ones, their shares those of
+a public trace of coding agents, rounded; the mean is 0.90.
+"""
 
 NARROW: HitRates = (HitBand(low=0.85, high=0.95, share=1.0),)
 """The same mean, and all requests alike."""

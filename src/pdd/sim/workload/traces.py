@@ -15,9 +15,9 @@ from pdd.core.units import Seconds
 from pdd.sim.workload.base import LONGEST, SimRequest, Workload
 from pdd.sim.workload.trace.files import read_recording
 from pdd.sim.workload.trace.report import TraceReport
-from pdd.sim.workload.trace.requests import Link, find_links, note_prefixes, to_requests
 from pdd.sim.workload.trace.rows import Recording, Row, TimeUnit
 from pdd.sim.workload.trace.times import likely_unit
+from pdd.sim.workload.trace_requests import Link, find_links, note_prefixes, to_requests
 
 
 def read_trace(path: Path, *, block_tokens: int | None = None) -> Workload:
@@ -64,7 +64,9 @@ def _too_long(path: Path, unit: TimeUnit | None, looks_like: TimeUnit | None) ->
 
 
 def speed_up(workload: Workload, factor: float) -> Workload:
-    """Conversations begin ``factor`` times as often; within each, time goes on as before: more users, not faster ones."""
+    """Conversations begin ``factor`` times as often; within each, time goes on as before: more users, not
+    faster ones.
+    """
     began: dict[RequestId, float] = {}
     faster: list[SimRequest] = []
     for request in workload.requests:

@@ -29,7 +29,9 @@ def request(name: str, at: float, prompt: list[int], answer: int, after: str | N
 
 
 def users(count: int) -> Workload:
-    """One begins every 10 s, with a first block that all share, and goes on 4 s after: 1 new block, 1 that was the answer."""
+    """One begins every 10 s, with a first block that all share, and goes on 4 s after: 1 new block, 1 that was the
+    answer.
+    """
     requests: list[SimRequest] = []
     for user in range(count):
         own = 10 * (user + 1)

@@ -11,9 +11,9 @@ from torch import Tensor
 class CacheLayout(Protocol):
     """One rank's cache of every layer. ``paged`` implements it; ``choose`` makes one.
 
-    A *canonical* tensor is ``[layers, tokens, 2, kv_heads, head_dim]`` on the CPU in the cache's dtype: K and V of whole
-    tokens, the heads those that this rank holds. ``cache_blocks`` are a sequence's blocks from its start; ``first_token`` is
-    counted from there too, and need not be the first of a block.
+    A *canonical* tensor is ``[layers, tokens, 2, kv_heads, head_dim]`` on the CPU in the cache's dtype: K and V of
+    whole tokens, the heads those that this rank holds. ``cache_blocks`` are a sequence's blocks from its start;
+    ``first_token`` is counted from there too, and need not be the first of a block.
     """
 
     @property
@@ -31,5 +31,8 @@ class CacheLayout(Protocol):
         ...
 
     def write(self, cache_blocks: Sequence[int], first_token: int, content: Tensor) -> None:
-        """Writes a canonical tensor's tokens from ``first_token`` on. Touches no other token's KV, in the same block neither."""
+        """Writes a canonical tensor's tokens from ``first_token`` on.
+
+        Touches no other token's KV, in the same block neither.
+        """
         ...

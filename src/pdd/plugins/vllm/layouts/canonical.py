@@ -1,7 +1,9 @@
 # pyright: basic
-"""Canonical blocks, as the node has them, as tensors: whole ones on the wire, a rank's heads and the cache's dtype in an engine.
+"""Canonical blocks, as the node has them, as tensors: whole ones on the wire, a rank's heads and the cache's dtype in
+an engine.
 
-A wire block is, in this order and without gaps, ``[layers, block_tokens, K|V, kv_heads, head_dim]`` (``core.kv_format``).
+A wire block is, in this order and without gaps, ``[layers, block_tokens, K|V, kv_heads, head_dim]``
+(``core.kv_format``).
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.FLOAT16: torch.float16, DTy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankHeads:
-    """Which KV heads a tensor parallel rank holds: ``[first, first + count)`` of ``num_kv_heads``, as vLLM deals them out.
+    """Which KV heads a tensor parallel rank holds: ``[first, first + count)`` of ``num_kv_heads``, as vLLM deals them
+    out.
 
     With more ranks than heads, consecutive ranks hold copies of one head.
     """
@@ -61,7 +64,9 @@ class WireBlocks:
     __slots__ = ("_shape", "_wire_dtype", "block_tokens", "dtype", "heads")
 
     def __init__(self, kv_format: KvFormat, heads: RankHeads, dtype: torch.dtype, *, convert_dtype: bool) -> None:
-        """Raises ConfigError: the format is not K and V of equal layers, or of another dtype without leave to convert."""
+        """Raises ConfigError: the format is not K and V of equal layers, or of another dtype without leave
+        to convert.
+        """
         spec = kv_format.layers[0][0]
         if any(layer != (spec,) for layer in kv_format.layers) or len(spec.shape) != 3 or spec.shape[0] != 2:
             raise ConfigError(
@@ -82,7 +87,9 @@ class WireBlocks:
         self.dtype = dtype
 
     def decode(self, content: memoryview) -> Tensor:
-        """The rank's part, ``[layers, block_tokens, K|V, heads of the rank, head_dim]``; a view of ``content`` if it can be."""
+        """The rank's part, ``[layers, block_tokens, K|V, heads of the rank, head_dim]``; a view of ``content`` if it
+        can be.
+        """
         whole = torch.frombuffer(content, dtype=self._wire_dtype).view(self._shape)
         return whole[..., self.heads.first : self.heads.first + self.heads.count, :].to(self.dtype)
 

@@ -21,7 +21,9 @@ _STRIDED = {"standard": view_standard, "vec": view_vec}
 
 
 class AttentionLayer(Protocol):
-    """vLLM's, as in ``vllm_config.compilation_config.static_forward_context``; its ``impl`` knows how it stores K and V."""
+    """vLLM's, as in ``vllm_config.compilation_config.static_forward_context``; its ``impl`` knows how it stores K and
+    V.
+    """
 
     impl: object
     kv_cache: Tensor

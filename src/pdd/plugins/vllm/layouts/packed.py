@@ -1,5 +1,6 @@
 # pyright: basic
-"""Caches whose order within a block is no matter of strides (the CPU's AMX tiles, for one): a table says where each element lies.
+"""Caches whose order within a block is no matter of strides (the CPU's AMX tiles, for one): a table says where each
+element lies.
 
 ``positions`` is ``[tokens, K|V, heads, head_dim]``: the element's index in the block's ``[heads, tokens, content]``.
 """

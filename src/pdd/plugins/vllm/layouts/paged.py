@@ -2,8 +2,8 @@
 """A range of a sequence's tokens in paged caches: which tokens of which blocks, layer by layer.
 
 Nothing loops over tokens: a range is at most three *runs* of blocks (the end of one, whole ones, the beginning of one),
-each of them one or two copies a layer. Blocks are the attention kernel's, of which several may make one of the blocks that
-vLLM's scheduler counts in.
+each of them one or two copies a layer. Blocks are the attention kernel's, of which several may make one of the blocks
+that vLLM's scheduler counts in.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class Run:
 
 
 class LayerCache(Protocol):
-    """One layer's memory. ``content`` is ``[run's blocks, run's tokens, K|V, heads, head_dim]`` on the cache's device."""
+    """One layer's memory.
+
+    ``content`` is ``[run's blocks, run's tokens, K|V, heads, head_dim]`` on the cache's device.
+    """
 
     def gather(self, run: Run, content: Tensor) -> None:
         """Copies from the cache into ``content``."""

@@ -1,8 +1,8 @@
 # pyright: basic
 """Finds out where an engine keeps each element of K and V by having it write numbers and looking where they went.
 
-The engine's own write is what its forward pass uses, so what it says holds for this very build, device and instruction set.
-Everything happens in the last block of a cache that is not in use yet; what was there is put back.
+The engine's own write is what its forward pass uses, so what it says holds for this very build, device and instruction
+set. Everything happens in the last block of a cache that is not in use yet; what was there is put back.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from torch import Tensor
 from pdd.core.errors import ConfigError
 
 WriteKv = Callable[[Tensor, Tensor, Tensor], None]
-"""``(keys, values, slots)``: stores K and V, ``[tokens, heads, head_dim]``, in one layer's slots (block * length + offset)."""
+"""``(keys, values, slots)``: stores K and V, ``[tokens, heads, head_dim]``, in one layer's slots (block * length +
+offset).
+"""
 
 _BASE = 256  # an element's number goes in digits that even bfloat16 holds exactly
 _EMPTY = -1
 
 
 def learn_positions(cache: Tensor, num_heads: int, head_dim: int, write: WriteKv) -> Tensor:
-    """``[tokens, K|V, heads, head_dim]``: the index of each element in a block's ``[heads, tokens, content]``, as large.
+    """``[tokens, K|V, heads, head_dim]``: the index of each element in a block's ``[heads, tokens, content]``, as
+    large.
 
     Raises:
         ConfigError: the engine stores something else than the values as they are, each in a place of its own.

@@ -1,8 +1,8 @@
 # pyright: basic
 """Caches in which every element of K and V lies at a stride, whatever the order of the axes: all but the packed ones.
 
-Such a layer is two *views* ``[blocks, heads, tokens, head_dim]`` of its memory, one of K and one of V. vLLM 0.32 registers
-every layer as ``[blocks, heads, tokens, 2 * head_dim]``, but that is only the shape that its backends share:
+Such a layer is two *views* ``[blocks, heads, tokens, head_dim]`` of its memory, one of K and one of V. vLLM 0.32
+registers every layer as ``[blocks, heads, tokens, 2 * head_dim]``, but that is only the shape that its backends share:
 
 - *standard*, in FlashAttention, FlashInfer, Triton and FlexAttention: the last axis is K, then V. In memory heads may come
   before tokens or after, and other layers between the blocks; the strides say.
@@ -49,7 +49,10 @@ def view_standard(cache: Tensor) -> StridedLayer:
 
 
 def view_vec(cache: Tensor) -> StridedLayer:
-    """Per block and head K is ``[head_dim, tokens]``, then V ``[tokens, head_dim]``. ``cache``'s last two axes are dense."""
+    """Per block and head K is ``[head_dim, tokens]``, then V ``[tokens, head_dim]``.
+
+    ``cache``'s last two axes are dense.
+    """
     num_blocks, num_heads, num_tokens, content = cache.shape
     head_dim = content // 2
     halves = cache.view(num_blocks, num_heads, 2, num_tokens * head_dim)

@@ -14,9 +14,9 @@ from pdd.core.request import Generation, Role, TokenSpan
 from pdd.core.units import Seconds
 from pdd.policy.patience import is_refusal_final, prefill_patience
 from pdd.protocol import relay
-from pdd.router.driver.patience import Vigil, closing_within
+from pdd.router.driver.bounds.patience import Vigil, closing_within
+from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.router.driver.request.mailbox import Inbox, InboxEvent, Refusal, RouteDue
-from pdd.router.driver.settings import DriverSettings
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.prefill_turns import PrefillTurn
 from pdd.router.driver.workers.worker import Worker
@@ -30,7 +30,10 @@ Hear = Callable[[Generation, TokenSpan], Awaitable[None]]
 
 
 class Decoders:
-    """Decodes, extends and timers of one request. Everything runs in ``tasks``; ``stop_all`` ends it in a fixed order."""
+    """Decodes, extends and timers of one request.
+
+    Everything runs in ``tasks``; ``stop_all`` ends it in a fixed order.
+    """
 
     def __init__(
         self,
@@ -68,8 +71,8 @@ class Decoders:
         return self._seats.get(attempt)
 
     def decode(self, seat: Seat[Worker], generation: Generation, *, has_prompt: bool) -> None:
-        """Starts a generation: its spans become ``TokensDecoded``, its failure, a long silence, or the end of its worker's
-        process ``WorkerLost``.
+        """Starts a generation: its spans become ``TokensDecoded``, its failure, a long silence, or the end of its
+        worker's process ``WorkerLost``.
 
         ``has_prompt``: the prompt's KV is at the worker's node, so its first token is due as soon as any other.
         """
@@ -116,8 +119,8 @@ class Decoders:
     async def _listen(self, seat: Seat[Worker], generation: Generation, hear: Hear, *, has_prompt: bool) -> None:
         """Hands each span to ``hear``, until the last one, or until the worker fails or is told to stop.
 
-        The last one when the worker is done with it: a first token may be held back until main decode's node has room, and
-        whoever has that room may be waiting for this very worker.
+        The last one when the worker is done with it: a first token may be held back until main decode's node has room,
+        and whoever has that room may be waiting for this very worker.
         """
         settings, course = self._settings, _Course(generation)
         # An engine that hangs may well keep its connection alive, so silence counts as a loss.
@@ -216,7 +219,9 @@ class Decoders:
 
 
 class _Course:
-    """How a generation goes: whether its spans are those that were asked for, and how many tokens came after the first."""
+    """How a generation goes: whether its spans are those that were asked for, and how many tokens came
+    after the first.
+    """
 
     __slots__ = ("_end", "_next", "beside", "failed", "num_later_tokens", "num_spans")
 

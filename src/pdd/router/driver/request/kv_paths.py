@@ -33,9 +33,9 @@ _READY_EVENTS = {Role.MAIN_DECODE: "main_ready", Role.RELAY_DECODE: "relay_ready
 class KvPaths:
     """Places, watches and releases the transfers of one request. ``let_go`` at the end.
 
-    While main decode's node has no room and the answer has no token yet, the request waits in line: ``admitted`` is cleared,
-    and others' prompts are computed first (``prefill_turn``). Relay decode's node without room just means that this
-    request doesn't relay (``relay_refused``).
+    While main decode's node has no room and the answer has no token yet, the request waits in line: ``admitted`` is
+    cleared, and others' prompts are computed first (``prefill_turn``). Relay decode's node without room just means that
+    this request doesn't relay (``relay_refused``).
     """
 
     def __init__(
@@ -169,7 +169,9 @@ class KvPaths:
         return self._roles[attempt]
 
     def demote(self, attempt: int, *, cut: bool) -> None:
-        """Nobody waits for this transfer any more: lines send it when they have nothing else to do, or never (``cut``)."""
+        """Nobody waits for this transfer any more: lines send it when they have nothing else to do, or
+        never (``cut``).
+        """
         transfer = self._by_attempt.get(attempt)
         if transfer is None:
             return
@@ -286,11 +288,11 @@ class KvPaths:
             self._prefill_turn.stand(Standing.RELAY_ONLY if has_place else Standing.NOTHING)
 
     def _on_failed(self, transfer: Transfer) -> None:
-        """Main decode without room refuses the request while it has no token, unless that is its last; later it must compute
-        what it lacks.
+        """Main decode without room refuses the request while it has no token, unless that is its last; later it must
+        compute what it lacks.
 
-        Relay decode without room (``relay_refused``) is not chosen any more, so that its transfer's failure starts nothing;
-        a relay that was chosen before goes on, and relay decode computes what it lacks.
+        Relay decode without room (``relay_refused``) is not chosen any more, so that its transfer's failure starts
+        nothing; a relay that was chosen before goes on, and relay decode computes what it lacks.
         """
         role, error = transfer.spec.role, transfer.delivery.error
         waited_for = role is Role.MAIN_DECODE and not self._prefilled and not transfer.delivery.demoted

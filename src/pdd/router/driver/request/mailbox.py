@@ -1,8 +1,8 @@
 """The two queues of one request: events on their way in, spans on their way out. Both bounded, neither ever a deadlock.
 
-Only token spans can come in numbers, so only they wait for room (``put``); of everything else each source has at most one
-event at a time (``post``). A reader that is slow makes the request's loop wait in ``Outbox.room``, then its decoders in
-``Inbox.put``: nobody else's. A reader that is gone (``Outbox.discard``) never makes anybody wait again.
+Only token spans can come in numbers, so only they wait for room (``put``); of everything else each source has at most
+one event at a time (``post``). A reader that is slow makes the request's loop wait in ``Outbox.room``, then its
+decoders in ``Inbox.put``: nobody else's. A reader that is gone (``Outbox.discard``) never makes anybody wait again.
 """
 
 from __future__ import annotations

@@ -52,7 +52,9 @@ class Reporter:
         self._last_role, self._last_at = role, now
 
     def _follow(self, role: Role, gap: Seconds, num_tokens: int) -> None:
-        """A gap that ends with a burst counts whole as the largest, but shared among the burst's tokens as the median."""
+        """A gap that ends with a burst counts whole as the largest, but shared among the burst's tokens as
+        the median.
+        """
         report = self.report
         report.max_itl_s = max(report.max_itl_s or gap, gap)
         self._intervals.extend([gap / num_tokens] * num_tokens)

@@ -1,7 +1,7 @@
 """Runs one request: feeds its state machine with what happens, and carries out what it commands.
 
-All that happens arrives through one inbox and is handled by one task, command by command, without waiting in between; so
-the same events lead to the same commands in the same order, on any clock and under any hash seed.
+All that happens arrives through one inbox and is handled by one task, command by command, without waiting in between;
+so the same events lead to the same commands in the same order, on any clock and under any hash seed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RequestRun:
-    """One request from its place to its end. ``run`` is called once; the answer reads ``outbox`` and posts to ``inbox``."""
+    """One request from its place to its end. ``run`` once; the answer reads ``outbox`` and posts to ``inbox``."""
 
     def __init__(self, request: TokenRequest, shared: Surroundings, reporter: Reporter) -> None:
         settings, policy = shared.settings, shared.settings.policy
@@ -103,7 +103,7 @@ class RequestRun:
         )
 
     def _plan(self) -> RelayPlan:
-        """Prefill and main decode have their seats from the start; relay decode only if the request is likely to relay."""
+        """Prefill and main decode have their seats from the start; relay decode only if a relay is likely."""
         request, settings = self._request, self._shared.settings
         self._shared.beliefs.filter_share.saw_request()
         prefill, main = self._seats.take(Role.PREFILL), self._seats.take(Role.MAIN_DECODE)
@@ -253,7 +253,7 @@ class RequestRun:
         self._decoders.decode(seat, generation, has_prompt=self._paths.is_ready(command.role))
 
     def _begin_prefill(self, seat: Seat[Worker]) -> bool:
-        """False: the worker at whose node the transfers wait for blocks is gone. That can happen while a prefill is held."""
+        """False: the worker at whose node transfers wait for blocks is gone, perhaps while a prefill was held."""
         if not self._paths.begins_at(seat.worker):
             self._lose_prefill()
             return False

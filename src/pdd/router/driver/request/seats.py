@@ -45,7 +45,8 @@ class RequestSeats:
         self._prefill: Worker | None = None
 
     def take(self, role: Role) -> Seat[Worker] | None:
-        """The seat that the request has, if its process is still up; else a new one, preferably where it lost nothing yet.
+        """The seat that the request has, if its process is still up; else a new one, preferably where it lost nothing
+        yet.
 
         None: nobody of this role is up.
         """

@@ -10,9 +10,9 @@ from pdd.core.clock import Clock
 from pdd.core.ids import RequestId
 from pdd.core.kv_format import KvFormat
 from pdd.protocol.relay import Command
-from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.bounds.settings import DriverSettings
+from pdd.router.driver.bounds.waiting_room import WaitingRoom
 from pdd.router.driver.transfers.desk import TransferDesk
-from pdd.router.driver.waiting_room import WaitingRoom
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.prefill_turns import PrefillTurns
 from pdd.router.driver.workers.worker import Worker

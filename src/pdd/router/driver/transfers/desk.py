@@ -15,9 +15,9 @@ from pdd.core.units import Bytes
 from pdd.policy.detached import DetachedView, choose_spare, choose_surplus, is_short_of_capacity
 from pdd.protocol.capacity_queue import CapacityQueue
 from pdd.protocol.delivery_messages import DeliveryState
-from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfers.spec import TransferListener, TransferSpec
-from pdd.router.driver.transfers.transfer import Transfer
+from pdd.router.driver.bounds.settings import DriverSettings
+from pdd.router.driver.transfers.spec import TransferSpec
+from pdd.router.driver.transfers.transfer import Transfer, TransferListener
 from pdd.router.driver.workers.worker import Worker
 
 
@@ -72,7 +72,8 @@ class TransferDesk:
         return transfer
 
     def detach(self, transfer: Transfer) -> None:
-        """Lets a transfer outlive its request. Of too many the oldest ends, of those that nobody waits for if there are.
+        """Lets a transfer outlive its request. Of too many the oldest ends, of those that nobody waits for if there
+        are.
 
         Where a node is short of capacity, one of those ends, too.
         """

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId
 from pdd.core.request import Role, SendClass
 from pdd.core.view import Site
 from pdd.protocol.delivery_messages import DeliveryLimits, DeliverySpec
-from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.router.driver.workers.worker import Worker
-
-if TYPE_CHECKING:
-    from pdd.router.driver.transfers.transfer import Transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +70,3 @@ def delivery_limits(settings: DriverSettings) -> DeliveryLimits:
         node_retry=settings.node_retry,
         retry_after=settings.retry_after,
     )
-
-
-class TransferListener(Protocol):
-    """Whoever a transfer is made for. Nothing is told after ``release`` or ``detach``."""
-
-    def on_change(self, transfer: Transfer) -> None:
-        """The ``state`` of its delivery is another one."""
-        ...
-
-    def on_informed(self, transfer: Transfer) -> None:
-        """Its target has said what it lacks: ``num_missing`` is known."""
-        ...

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from pdd.belief.links import Links
 from pdd.belief.workers import Workers
@@ -19,12 +19,24 @@ from pdd.core.units import Seconds
 from pdd.protocol import delivery_messages as m
 from pdd.protocol.capacity_queue import CapacityQueue
 from pdd.protocol.delivery import Delivery
-from pdd.router.driver.patience import closing_within
-from pdd.router.driver.settings import DriverSettings
-from pdd.router.driver.transfers.spec import TransferListener, TransferSpec, delivery_limits
+from pdd.router.driver.bounds.patience import closing_within
+from pdd.router.driver.bounds.settings import DriverSettings
+from pdd.router.driver.transfers.spec import TransferSpec, delivery_limits
 from pdd.router.driver.workers.worker import Worker
 
 _logger = logging.getLogger(__name__)
+
+
+class TransferListener(Protocol):
+    """Whoever a transfer is made for. Nothing is told after ``release`` or ``detach``."""
+
+    def on_change(self, transfer: Transfer) -> None:
+        """The ``state`` of its delivery is another one."""
+        ...
+
+    def on_informed(self, transfer: Transfer) -> None:
+        """Its target has said what it lacks: ``num_missing`` is known."""
+        ...
 
 
 class Transfer:
@@ -42,7 +54,10 @@ class Transfer:
         clock: Clock,
         settings: DriverSettings,
     ) -> None:
-        """``queue`` is the target's. ``free_capacity`` makes one that nobody waits for leave the target, if there is one."""
+        """``queue`` is the target's.
+
+        ``free_capacity`` makes one that nobody waits for leave the target, if there is one.
+        """
         self.spec = spec
         self.delivery = Delivery(spec.delivery, delivery_limits(settings))
         self._listener = listener

@@ -1,8 +1,8 @@
 """What a router's engines and nodes must agree on with it, and why one of them does not.
 
-Roles may be started from different files, on different machines, by different people. Who disagrees gets no request: each
-of these would make answers wrong, or fail later and elsewhere. What may differ is not here: the kind of engine, its memory
-layout, its own block length, and a limit above the deployment's.
+Roles may be started from different files, on different machines, by different people. Who disagrees gets no request:
+each of these would make answers wrong, or fail later and elsewhere. What may differ is not here: the kind of engine,
+its memory layout, its own block length, and a limit above the deployment's.
 """
 
 from __future__ import annotations

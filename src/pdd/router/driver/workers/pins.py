@@ -1,7 +1,7 @@
 """Keeps at each KV node the pins that are wanted there, whatever happens to the node or to the connection with it.
 
-Nobody waits for it: what is wanted is noted at once, and told to each node by a task of its own, one thing after another. A
-pin is a wish, so a node that can't be told just evicts as it likes.
+Nobody waits for it: what is wanted is noted at once, and told to each node by a task of its own, one thing after
+another. A pin is a wish, so a node that can't be told just evicts as it likes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pdd.core.errors import PddError
 from pdd.core.ids import NodeId, PinId
 from pdd.core.replication import Pin
 from pdd.kvnode.base import NodeClient
-from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.worker import Worker
 

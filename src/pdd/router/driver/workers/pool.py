@@ -1,6 +1,8 @@
-"""The engines and their nodes: asks each of them how it is, again and again, and tells what follows to whom it concerns.
+"""The engines and their nodes: asks each of them how it is, again and again, and tells what follows to whom it
+concerns.
 
-What their answers mean is decided in ``belief.workers``; which of those that are up gets a request, in ``policy.placement``.
+What their answers mean is decided in ``belief.workers``; which of those that are up gets a request, in
+``policy.placement``.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pdd.core.errors import Incompatible, NodeFailed, PddError
 from pdd.core.ids import NodeId, WorkerId
 from pdd.engine.base import EngineInfo
 from pdd.kvnode.base import NodeClient
-from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.router.driver.workers.agreement import Agreement
 from pdd.router.driver.workers.worker import Worker
 from pdd.telemetry.events import Event, EventSink, Field
@@ -28,8 +30,8 @@ _logger = logging.getLogger(__name__)
 class Pool:
     """Reaches every worker of the topology. Its checks run between ``start`` and ``stop``.
 
-    ``agreement`` is what engines and nodes are held to. None: whatever they say is right. ``sink`` is told of those that
-    come and go.
+    ``agreement`` is what engines and nodes are held to. None: whatever they say is right. ``sink`` is told of those
+    that come and go.
     """
 
     def __init__(

@@ -47,7 +47,10 @@ class PrefillTurns:
 
 
 class PrefillTurn:
-    """One request's. ``begin`` whenever its prefill starts, ``computed`` when that has sent its token, ``over`` when it is lost."""
+    """One request's.
+
+    ``begin`` whenever its prefill starts, ``computed`` when that has sent its token, ``over`` when it is lost.
+    """
 
     def __init__(self, turns: PrefillTurns, tell: Tell) -> None:
         self.standing = Standing.ROOM
@@ -71,7 +74,10 @@ class PrefillTurn:
                 self._turns.review(self._worker)
 
     def computed(self) -> None:
-        """The prompt's token has come. If it was told to wait just before, that is for nothing, and it waits all the same."""
+        """The prompt's token has come.
+
+        If it was told to wait just before, that is for nothing, and it waits all the same.
+        """
         if self._goes_on:
             self.over()
 

@@ -1,7 +1,7 @@
 """Traces as CSV: lengths and arrival times, at most with sessions; which prompts share text is not known.
 
-Columns are found by their names, in any order, among any others. Quoted fields, line ends of any kind and a byte order mark
-are read as CSV has them.
+Columns are found by their names, in any order, among any others. Quoted fields, line ends of any kind and a byte order
+mark are read as CSV has them.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ def _moment(record: _Record, index: int, known: CsvFormat) -> tuple[int, bool]:
 
 
 def read_date(text: str) -> tuple[int, bool]:
-    """An ISO 8601 date and time as nanoseconds since 1970, and whether it has a time zone (a number has); else it is UTC.
+    """An ISO 8601 date and time as nanoseconds since 1970, and whether it has a time zone (a number has); else it is
+    UTC.
 
     Raises:
         ValueError, OverflowError: it is none.

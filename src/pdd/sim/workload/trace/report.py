@@ -60,7 +60,8 @@ class Doubts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReport:
-    """``time_unit`` is in which its times were read, None where they are dates; ``looks_like``, what they rather seem to be.
+    """``time_unit`` is in which its times were read, None where they are dates; ``looks_like``, what they rather seem
+    to be.
 
     ``block_tokens`` is what one hash id stands for, None where there are none.
     """

@@ -1,7 +1,7 @@
 """Whether a trace's times are likely to be meant in the unit in which they are read.
 
-Three things tell. Numbers that are moments of this century, counted from 1970, fit one unit only. A trace of a service has
-neither more than a hundred requests a second, twice the busiest that is public, nor less than one in a hundred
+Three things tell. Numbers that are moments of this century, counted from 1970, fit one unit only. A trace of a service
+has neither more than a hundred requests a second, twice the busiest that is public, nor less than one in a hundred
 seconds. And an answer takes its time: whoever goes on after it at once, again and again, is faster than any engine.
 """
 

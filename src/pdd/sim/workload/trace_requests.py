@@ -1,8 +1,8 @@
 """The requests that a trace's rows stand for: who goes on from whom, and which text is the same.
 
-A request that goes on where another one ended (same session, the parent chat that it names, or its prompt contains all of
-the other's full blocks, the last of which nobody had before, and has room for its answer) is sent after that one's answer, and
-the answer is what the next prompt says it was.
+A request that goes on where another one ended (same session, the parent chat that it names, or its prompt contains all
+of the other's full blocks, the last of which nobody had before, and has room for its answer) is sent after that one's
+answer, and the answer is what the next prompt says it was.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class Link:
 
 
 def find_links(rows: Sequence[Row], block_tokens: int, doubts: Doubts) -> tuple[Link, ...]:
-    """Of rows in the order of their times. Each has at most one parent; where the trace doesn't say it, one child, too."""
+    """Of rows in the order of their times.
+
+    Each has at most one parent; where the trace doesn't say it, one child, too.
+    """
     links = tuple(_links(rows, block_tokens, doubts))
     for link in links:
         if link.is_stated:
@@ -146,7 +149,9 @@ def _prompt(row: Row, index: int, tails: Mapping[int, int], block_tokens: int) -
 
 
 def _answer(prompt: tuple[Run, ...], following: tuple[Run, ...] | None, length: int, index: int) -> tuple[Run, ...]:
-    """What ``following``, the next turn's prompt, says after ``prompt``, if it goes on from it; else text of its own."""
+    """What ``following``, the next turn's prompt, says after ``prompt``, if it goes on from it; else text
+    of its own.
+    """
     prompt_tokens = num_tokens(prompt)
     if following is not None and num_tokens(following) >= prompt_tokens + length:
         head = keep(following, prompt_tokens)

@@ -16,7 +16,7 @@ from pdd.core.ids import TenantId
 from pdd.core.units import Seconds
 from pdd.policy.admission import DrainRate, Entry, FairLine, RetryAdvice, ShedReason
 from pdd.router.base import TokenRequest
-from pdd.router.driver.settings import DriverSettings
+from pdd.router.driver.bounds.settings import DriverSettings
 
 
 class Place:
@@ -126,7 +126,10 @@ class WaitingRoom:
         return Unavailable(message, retry_after_s=self.retry_after())
 
     def _why_not_in_time(self, entry: Entry) -> ShedReason | None:
-        """It is better to be turned away at once than after having waited. Its own cost stands for the place it waits for."""
+        """It is better to be turned away at once than after having waited.
+
+        Its own cost stands for the place it waits for.
+        """
         rate = self._drain.per_second
         if rate is None or not self._line.is_saturated:
             return None

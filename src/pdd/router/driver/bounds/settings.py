@@ -31,7 +31,10 @@ class DriverSettings:
     source_patience: Seconds = Seconds(3.0)
     """How long prefill's node may have none of the missing blocks, or be silent, after prefill has ended."""
     line_patience: Seconds = Seconds(30.0)
-    """How long a line that has something to send may deliver nothing at all. One block of a slow line may take that long."""
+    """How long a line that has something to send may deliver nothing at all.
+
+    One block of a slow line may take that long.
+    """
     max_queue_patience: Seconds = Seconds(300.0)
     """How long a transfer may be passed over while others are served, however long the queue seems to be."""
     room_patience: Seconds = Seconds(1.0)
@@ -39,7 +42,9 @@ class DriverSettings:
     decode_patience: Seconds = Seconds(30.0)
     """How long an engine that has the prompt's KV may send no token before it counts as lost."""
     prefill_patience: Seconds = Seconds(300.0)
-    """The same for the first token of an engine that has to compute the prompt, if it can't be told how long that takes."""
+    """The same for the first token of an engine that has to compute the prompt, if it can't be told how long that
+    takes.
+    """
     node_retry: Seconds = Seconds(0.25)
     route_patience: Seconds = Seconds(0.25)
     """How long the choice of a route waits for main decode's node to say what it lacks."""

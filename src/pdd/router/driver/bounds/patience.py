@@ -17,7 +17,9 @@ _logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 
 _STOPPED_FOR = Seconds(1.0)
-"""A timer that goes off so late was not looked at: the router's own process was stopped, and what engines sent waits."""
+"""A timer that goes off so late was not looked at: the router's own process was stopped, and what engines
+sent waits.
+"""
 
 
 def expire(scope: asyncio.Timeout) -> None:
