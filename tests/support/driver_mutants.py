@@ -488,8 +488,8 @@ MUTANTS: tuple[UnitMutant, ...] = (
         ),
         (
             "engines are held to the agreement",
-            "self.workers.answered(worker.name, info.instance, why_not)",
-            "self.workers.answered(worker.name, info.instance, None)",
+            "self.workers.answered(worker.name, info.instance, why_not, self._clock.now())",
+            "self.workers.answered(worker.name, info.instance, None, self._clock.now())",
             "test_pool:test_a_worker_that_disagrees_with_the_deployment_is_down_and_says_why",
         ),
         (

@@ -27,17 +27,18 @@ LATE_AFTER = Seconds(1.0)
 class Lifetime:
     """One process of a worker, from its first answered check until it is declared down or another one answers."""
 
-    __slots__ = ("_listeners", "ended", "heard", "instance")
+    __slots__ = ("_listeners", "ended", "heard", "instance", "since")
 
-    def __init__(self, instance: str) -> None:
+    def __init__(self, instance: str, since: Seconds) -> None:
         self.instance = instance
+        self.since = since
         self.ended = False
         self.heard = False
         """Something came from it since the last check began: it lives, however late its answer is."""
         self._listeners: dict[object, Callable[[], None]] = {}
 
     def __repr__(self) -> str:
-        return f"<Lifetime {self.instance} {'ended' if self.ended else 'lasts'}, {len(self._listeners)} listen>"
+        return f"<Lifetime {self.instance} since {self.since:g} s, {'ended' if self.ended else 'lasts'}>"
 
     def on_end(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Calls ``listener`` when it ends, at once if it has ended. Returns what takes that back. Idempotent."""

@@ -225,7 +225,7 @@ class Workers(Generic[WorkerT]):
         """Its process counts as there, whether or not requests may be sent to it."""
         return self._states[name].lifetime is not None
 
-    def answered(self, name: WorkerId, instance: str, why_not: str | None) -> Change | None:
+    def answered(self, name: WorkerId, instance: str, why_not: str | None, now: Seconds) -> Change | None:
         """A check was answered by the process ``instance``. ``why_not``: what the deployment holds against it."""
         state = self._states[name]
         why_not = state.node.why_not or why_not
@@ -233,7 +233,7 @@ class Workers(Generic[WorkerT]):
             return self.refused(name, why_not)
         state.suspect = False
         state.attention.answered()
-        return self._set_up(state, instance) if state.attention.pulse.up else None
+        return self._set_up(state, instance, now) if state.attention.pulse.up else None
 
     def missed(self, name: WorkerId, why: str) -> Change | None:
         """A check was not answered in time."""
@@ -253,12 +253,12 @@ class Workers(Generic[WorkerT]):
         state.attention.pulse.refused()
         return self._consider(state, why)
 
-    def _set_up(self, state: WorkerState[WorkerT], instance: str) -> Change | None:
+    def _set_up(self, state: WorkerState[WorkerT], instance: str, now: Seconds) -> Change | None:
         if state.lifetime is not None and state.lifetime.instance == instance:
             return None
         if state.last_instance not in (None, instance):
             state.restarts += 1
-        ended, state.lifetime, state.last_instance = state.lifetime, Lifetime(instance), instance
+        ended, state.lifetime, state.last_instance = state.lifetime, Lifetime(instance, now), instance
         return WorkerUp(restarts=state.restarts, ended=ended)
 
     def _consider(self, state: WorkerState[WorkerT], why: str) -> Change | None:

@@ -27,7 +27,7 @@ from pdd.sim.loop import run as run_on_virtual_time
 from pdd.sim.profile import HardwareProfile, ModelProfile, load_hardware, load_model
 from pdd.sim.result import Reading, RunResult
 from pdd.sim.script import Scripts
-from pdd.sim.workload.base import LONGEST, Workload
+from pdd.sim.workload.base import Workload, check_length
 from pdd.sim.world import World, build_world, running
 from pdd.telemetry.events import EventSink
 
@@ -59,11 +59,7 @@ def simulate(
     """
     if not workload.requests:
         raise ConfigError(f"workload {workload.name!r} has no requests")
-    if not workload.last_arrival <= LONGEST:
-        raise ConfigError(
-            f"workload {workload.name!r} asks for {workload.last_arrival / 86_400:.3g} days: at most {LONGEST / 86_400:g} can be "
-            f"simulated; let it ask more often, or cut it"
-        )
+    check_length(workload.name, workload.last_arrival)
     with _rare_collections():
         return run_on_virtual_time(_simulate(topology, workload, Random(seed), trace, progress))  # noqa: S311 - no secrets here
 

@@ -52,7 +52,7 @@ def beliefs_of(*some: Known) -> Beliefs[Known]:
     workers = Workers(some, HealthTable())
     for each in some:
         workers.node_answered(books(each.site.node), None)
-        workers.answered(each.name, "one", None)
+        workers.answered(each.name, "one", None, NOW)
     return Beliefs(
         workers=workers,
         links=Links({("A", "B"): WAN}, local_rate=LOCAL, block_bytes=Bytes(1)),
@@ -170,7 +170,7 @@ def test_one_whose_breaker_lets_nothing_through_is_not_trusted() -> None:
     beliefs, name = beliefs_of(*ALL), WorkerId("m0")
     for _ in range(3):
         beliefs.workers.suspect(beliefs.workers.take(name, NOW), NOW)
-        beliefs.workers.answered(name, "one", None)
+        beliefs.workers.answered(name, "one", None, NOW)
     assert not candidate(beliefs, "m0").worker.trusted
     assert candidate(beliefs, "m1").worker.trusted
 

@@ -29,7 +29,7 @@ def opened(at: float = 0.0) -> Breaker:
 
 
 def test_whoever_listens_is_told_of_the_end_once_and_who_comes_too_late_at_once() -> None:
-    lifetime, told = Lifetime("one"), list[str]()
+    lifetime, told = Lifetime("one", Seconds(0.0)), list[str]()
     lifetime.on_end(lambda: told.append("first"))
     lifetime.on_end(lambda: told.append("second"))
     assert (lifetime.ended, told) == (False, [])
@@ -41,7 +41,7 @@ def test_whoever_listens_is_told_of_the_end_once_and_who_comes_too_late_at_once(
 
 
 def test_who_listens_no_more_is_not_told() -> None:
-    lifetime, told = Lifetime("one"), list[str]()
+    lifetime, told = Lifetime("one", Seconds(0.0)), list[str]()
     forget = lifetime.on_end(lambda: told.append("gone"))
     lifetime.on_end(lambda: told.append("there"))
     for _ in range(2):
@@ -51,7 +51,7 @@ def test_who_listens_no_more_is_not_told() -> None:
 
 
 def test_every_listener_is_told_and_what_one_of_them_raises_is_returned() -> None:
-    lifetime, told, error = Lifetime("one"), list[str](), RuntimeError("can't be told")
+    lifetime, told, error = Lifetime("one", Seconds(0.0)), list[str](), RuntimeError("can't be told")
 
     def fail() -> None:
         raise error
@@ -63,18 +63,17 @@ def test_every_listener_is_told_and_what_one_of_them_raises_is_returned() -> Non
 
 
 def test_who_begins_to_listen_while_the_end_is_told_is_told_too() -> None:
-    lifetime, told = Lifetime("one"), list[str]()
+    lifetime, told = Lifetime("one", Seconds(0.0)), list[str]()
     lifetime.on_end(lambda: lifetime.on_end(lambda: told.append("late")) and None)
     lifetime.end()
     assert told == ["late"]
 
 
-def test_a_lifetime_says_which_it_is_how_it_is_and_who_listens() -> None:
-    lifetime = Lifetime("one")
-    lifetime.on_end(lambda: None)
-    assert repr(lifetime) == "<Lifetime one lasts, 1 listen>"
+def test_a_lifetime_says_which_it_is_since_when_and_how_it_is() -> None:
+    lifetime = Lifetime("one", Seconds(12.5))
+    assert repr(lifetime) == "<Lifetime one since 12.5 s, lasts>"
     lifetime.end()
-    assert repr(lifetime) == "<Lifetime one ended, 0 listen>"
+    assert repr(lifetime) == "<Lifetime one since 12.5 s, ended>"
 
 
 # Checks ---------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def answering(*some: Known, rule: HealthTable = RULE) -> Workers[Known]:
     workers = Workers(some, rule)
     for each in some:
         workers.node_answered(books(each.site.node), None)
-        workers.answered(each.name, "one", None)
+        workers.answered(each.name, "one", None, NOW)
     return workers
 
 
@@ -54,9 +54,9 @@ def sit(workers: Workers[Known], name: WorkerId = A, *, missing: int = 0, blocks
 def test_a_worker_is_up_from_its_first_answer_on_which_is_told_once() -> None:
     workers = Workers([known("a")], RULE)
     assert (workers.role_view(MD).up, workers.answers(A), why_down(workers)) == (False, False, ["not asked yet"])
-    assert workers.answered(A, "one", None) == WorkerUp(restarts=0, ended=None)
+    assert workers.answered(A, "one", None, NOW) == WorkerUp(restarts=0, ended=None)
     assert (workers.role_view(MD).up, workers.answers(A), why_down(workers)) == (True, True, [None])
-    assert workers.answered(A, "one", None) is None
+    assert workers.answered(A, "one", None, NOW) is None
     assert not workers.role_view(P).up
 
 
@@ -71,7 +71,7 @@ def test_so_many_missed_checks_in_a_row_bring_it_down_and_end_its_lifetime() -> 
     workers = answering(known("a"))
     seat = sit(workers)
     assert workers.missed(A, "silent") is None
-    assert workers.answered(A, "one", None) is None
+    assert workers.answered(A, "one", None, NOW) is None
     assert workers.missed(A, "silent") is None
     assert workers.holds(seat)
     assert workers.missed(A, "silent") == WorkerDown(why="silent", ended=seat.lifetime)
@@ -96,22 +96,22 @@ def test_of_one_that_stays_down_only_another_reason_is_told() -> None:
 def test_one_that_was_down_has_to_answer_as_often_as_the_rule_says() -> None:
     workers = answering(known("a"), rule=HealthTable(checks_to_up=3))
     workers.refused(A, "nobody is there")
-    assert [workers.answered(A, "one", None) for _ in range(2)] == [None, None]
-    assert workers.answered(A, "one", None) == WorkerUp(restarts=0, ended=None)
+    assert [workers.answered(A, "one", None, NOW) for _ in range(2)] == [None, None]
+    assert workers.answered(A, "one", None, NOW) == WorkerUp(restarts=0, ended=None)
 
 
 def test_the_same_process_that_is_up_again_is_no_restart_but_what_it_was_asked_before_is_lost() -> None:
     workers = answering(known("a"))
     seat = sit(workers)
     workers.refused(A, "nobody is there")
-    assert workers.answered(A, "one", None) == WorkerUp(restarts=0, ended=None)
+    assert workers.answered(A, "one", None, NOW) == WorkerUp(restarts=0, ended=None)
     assert not workers.holds(seat)
 
 
 def test_another_process_ends_the_lifetime_of_the_one_before() -> None:
     workers = answering(known("a"))
     seat = sit(workers)
-    assert workers.answered(A, "two", None) == WorkerUp(restarts=1, ended=seat.lifetime)
+    assert workers.answered(A, "two", None, NOW) == WorkerUp(restarts=1, ended=seat.lifetime)
     assert not workers.holds(seat)
     assert workers.holds(sit(workers))
     assert [status.restarts for status in workers.status(NOW)] == [1]
@@ -127,8 +127,8 @@ def test_a_seat_is_down_once_its_lifetime_was_ended() -> None:
 def test_who_disagrees_with_the_deployment_is_down_and_says_why() -> None:
     workers = answering(known("a"))
     seat = sit(workers)
-    assert workers.answered(A, "one", "another model") == WorkerDown(why="another model", ended=seat.lifetime)
-    assert workers.answered(A, "one", "another model") is None
+    assert workers.answered(A, "one", "another model", NOW) == WorkerDown(why="another model", ended=seat.lifetime)
+    assert workers.answered(A, "one", "another model", NOW) is None
     assert (up(workers), why_down(workers)) == ([], ["another model"])
 
 
@@ -145,7 +145,7 @@ def test_a_suspect_gets_nothing_and_holds_nobody_until_its_next_answer() -> None
     assert suspect(workers, seat) == [WorkerSuspect(breaker=BreakerState.CLOSED)]
     assert (workers.role_view(MD).up, up(workers), workers.holds(seat), workers.answers(A)) == (False, [], False, True)
     assert why_down(workers) == ["a generation broke off, and no check was answered since"]
-    assert workers.answered(A, "one", None) is None
+    assert workers.answered(A, "one", None, NOW) is None
     assert (up(workers), workers.holds(seat)) == ([A], True)
 
 
@@ -159,7 +159,7 @@ def test_the_end_of_one_process_counts_as_one_failure_however_much_ran_there() -
 def test_a_new_process_answers_for_nothing_that_broke_before() -> None:
     workers = answering(known("a"))
     seat = sit(workers)
-    workers.answered(A, "two", None)
+    workers.answered(A, "two", None, NOW)
     assert suspect(workers, seat) == [None]
     assert up(workers) == [A]
 
@@ -178,7 +178,7 @@ def broken(workers: Workers[Known]) -> None:
         seat = sit(workers)
         suspect(workers, seat)
         workers.release(seat)
-        workers.answered(A, "one", None)
+        workers.answered(A, "one", None, NOW)
 
 
 def test_a_worker_whose_generations_break_off_is_not_trusted_though_it_answers_its_checks() -> None:
@@ -311,18 +311,18 @@ def test_the_workers_of_a_node_that_disagrees_are_down_until_it_agrees_or_is_awa
             (B, WorkerDown(why="too small", ended=ended[1])),
         ]
         assert workers.node_refused(NODE, "too small") == [], "known already"
-        assert workers.answered(A, "one", None) is None
+        assert workers.answered(A, "one", None, NOW) is None
         assert (up(workers), why_down(workers)) == ([C], ["too small", "too small", None])
         assert agree() == []
         assert up(workers) == [C], "nobody has answered since"
         for name in (A, B):
-            assert workers.answered(name, "one", None) == WorkerUp(restarts=0, ended=None)
+            assert workers.answered(name, "one", None, NOW) == WorkerUp(restarts=0, ended=None)
 
 
 def test_a_node_has_room_for_what_is_neither_taken_nor_promised() -> None:
     workers = Workers([known("a"), known("b")], RULE)
-    workers.answered(A, "one", None)
-    workers.answered(B, "one", None)
+    workers.answered(A, "one", None, NOW)
+    workers.answered(B, "one", None, NOW)
     state = state_of(workers, B)
     assert workers.view(state, NOW).free_blocks is None
     workers.node_answered(books(capacity=100, reserved=20, leased=10), None)
@@ -345,7 +345,7 @@ def test_a_worker_is_late_with_the_first_check_that_it_has_not_answered() -> Non
     workers.asked(A, Seconds(10.0))
     workers.asked(A, Seconds(10.5))
     assert (state.is_late(Seconds(10.9)), state.is_late(Seconds(10.0 + LATE_AFTER))) == (False, True)
-    workers.answered(A, "one", None)
+    workers.answered(A, "one", None, NOW)
     assert not state.is_late(Seconds(99.0))
 
 

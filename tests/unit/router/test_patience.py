@@ -52,7 +52,7 @@ def after_turns(num_turns: int, call: Callable[[], None]) -> None:
 
 def test_a_worker_that_ends_ends_every_wait_for_it_at_once() -> None:
     async def main() -> None:
-        lifetime = Lifetime("one")
+        lifetime = Lifetime("one", Seconds(0.0))
         asyncio.get_running_loop().call_later(7.0, lifetime.end)
         for told_at, why in await asyncio.gather(*(keep_vigil(lifetime) for _ in range(3))):
             assert told_at == 7.0
@@ -64,7 +64,7 @@ def test_a_worker_that_ends_ends_every_wait_for_it_at_once() -> None:
 @pytest.mark.parametrize("num_turns", range(6))
 def test_a_worker_that_ends_in_the_instant_in_which_one_wait_has_expired_ends_the_others(num_turns: int) -> None:
     async def main() -> None:
-        loop, lifetime = asyncio.get_running_loop(), Lifetime("one")
+        loop, lifetime = asyncio.get_running_loop(), Lifetime("one", Seconds(0.0))
         loop.call_later(SILENT_FOR, after_turns, num_turns, lifetime.end)
         expired = asyncio.create_task(keep_vigil(lifetime))
         others = [asyncio.create_task(keep_vigil(lifetime, limit=Seconds(300.0))) for _ in range(2)]
@@ -79,7 +79,7 @@ def test_a_worker_that_ends_in_the_instant_in_which_one_wait_has_expired_ends_th
 @pytest.mark.parametrize("ended_after", [0.0, 0.5, LETS_GO_IN])
 def test_a_wait_that_expired_and_does_not_let_go_yet_keeps_its_reason_and_disturbs_nobody(ended_after: float) -> None:
     async def main() -> None:
-        loop, lifetime = asyncio.get_running_loop(), Lifetime("one")
+        loop, lifetime = asyncio.get_running_loop(), Lifetime("one", Seconds(0.0))
         loop.call_later(SILENT_FOR + ended_after, after_turns, 3, lifetime.end)
         expired = asyncio.create_task(keep_vigil(lifetime, lets_go_in=LETS_GO_IN))
         other = asyncio.create_task(keep_vigil(lifetime, limit=Seconds(300.0)))
@@ -93,7 +93,7 @@ def test_a_wait_that_expired_and_does_not_let_go_yet_keeps_its_reason_and_distur
 
 def test_a_wait_that_ends_with_its_worker_is_not_broken_off_again_by_its_own_silence() -> None:
     async def main() -> None:
-        loop, lifetime = asyncio.get_running_loop(), Lifetime("one")
+        loop, lifetime = asyncio.get_running_loop(), Lifetime("one", Seconds(0.0))
         loop.call_later(SILENT_FOR - 1.0, lifetime.end)
         told_at, why = await keep_vigil(lifetime, lets_go_in=LETS_GO_IN)
         assert told_at == SILENT_FOR - 1.0 + LETS_GO_IN
@@ -139,7 +139,7 @@ def errors_logged() -> Generator[list[logging.LogRecord]]:
 
 
 def test_every_listener_is_told_of_the_end_whatever_one_of_them_raises() -> None:
-    lifetime, told = Lifetime("the fourth"), list[str]()
+    lifetime, told = Lifetime("the fourth", Seconds(0.0)), list[str]()
 
     def fail() -> None:
         raise RuntimeError("can't be told")
@@ -156,7 +156,7 @@ def test_every_listener_is_told_of_the_end_whatever_one_of_them_raises() -> None
 
 
 def test_a_listener_that_another_one_takes_back_is_not_told() -> None:
-    lifetime, told = Lifetime("one"), list[str]()
+    lifetime, told = Lifetime("one", Seconds(0.0)), list[str]()
     lifetime.on_end(lambda: forget_second())
     forget_second = lifetime.on_end(lambda: told.append("second"))
     lifetime.on_end(lambda: told.append("third"))
@@ -165,7 +165,7 @@ def test_a_listener_that_another_one_takes_back_is_not_told() -> None:
 
 
 def test_who_begins_to_listen_while_the_end_is_told_is_told_too() -> None:
-    lifetime, told = Lifetime("one"), list[str]()
+    lifetime, told = Lifetime("one", Seconds(0.0)), list[str]()
 
     def tell_and_listen() -> None:
         told.append("first")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdd.core.errors import ConfigError
 from pdd.core.ids import RequestId, TenantId, TokenId
 from pdd.core.request import Steering
 from pdd.core.units import Seconds
@@ -75,3 +76,12 @@ def expand(runs: Sequence[Run]) -> tuple[TokenId, ...]:
     for token, count in runs:
         tokens += [token] * count
     return tuple(tokens)
+
+
+def check_length(name: str, duration: Seconds) -> None:
+    """Raises ConfigError: a workload that asks for so long can't be simulated."""
+    if not duration <= LONGEST:
+        raise ConfigError(
+            f"workload {name!r} asks for {duration / 86_400:.3g} days: at most {LONGEST / 86_400:g} can be simulated; "
+            f"let it ask more often, or cut it"
+        )

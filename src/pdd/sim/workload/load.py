@@ -10,7 +10,7 @@ from pdd.core.errors import ConfigError
 from pdd.core.ids import TenantId
 from pdd.core.units import Seconds
 from pdd.sim.workload.arrivals import Arrivals, Surge
-from pdd.sim.workload.base import Workload
+from pdd.sim.workload.base import Workload, check_length
 from pdd.sim.workload.conversations import ConversationSpec, Lengths, Singular, Traffic, generate
 from pdd.sim.workload.hits import NARROW, UNCACHED, HitBand
 from pdd.sim.workload.traces import cut_at, read_trace, speed_up
@@ -95,8 +95,7 @@ def _from_trace(path: str, changes: Changes) -> Workload:
 
 def _changed(spec: ConversationSpec, changes: Changes) -> ConversationSpec:
     rate = changes.requests_per_s or spec.arrivals.requests_per_s
-    return replace(
-        spec,
-        arrivals=replace(spec.arrivals, requests_per_s=rate),
-        num_requests=changes.num_requests or spec.num_requests,
-    )
+    num_requests = changes.num_requests or spec.num_requests
+    if changes.until_s is None:
+        check_length(spec.name, Seconds(num_requests / rate))  # before it is drawn, wave by wave
+    return replace(spec, arrivals=replace(spec.arrivals, requests_per_s=rate), num_requests=num_requests)

@@ -30,14 +30,14 @@ class DriverSettings:
     """How long a KV node may be away or without any progress before a transfer is given up."""
     source_patience: Seconds = Seconds(3.0)
     """How long prefill's node may have none of the missing blocks, or be silent, after prefill has ended."""
-    line_patience: Seconds = Seconds(30.0)
+    link_patience: Seconds = Seconds(30.0)
     """How long a line that has something to send may deliver nothing at all.
 
     One block of a slow line may take that long.
     """
     max_queue_patience: Seconds = Seconds(300.0)
     """How long a transfer may be passed over while others are served, however long the queue seems to be."""
-    room_patience: Seconds = Seconds(1.0)
+    capacity_patience: Seconds = Seconds(1.0)
     """How long an answer that has begun waits for room at a full node; then its engine computes the prompt itself."""
     decode_patience: Seconds = Seconds(30.0)
     """How long an engine that has the prompt's KV may send no token before it counts as lost."""

@@ -62,10 +62,10 @@ def delivery_limits(settings: DriverSettings) -> DeliveryLimits:
     return DeliveryLimits(
         node_patience=settings.node_patience,
         source_patience=settings.source_patience,
-        link_patience=settings.line_patience,
+        link_patience=settings.link_patience,
         max_queue_patience=settings.max_queue_patience,
         spare_patience=settings.spare_patience,
-        capacity_patience=settings.room_patience,
+        capacity_patience=settings.capacity_patience,
         max_queue=settings.admission.max_queue_s,
         node_retry=settings.node_retry,
         retry_after=settings.retry_after,

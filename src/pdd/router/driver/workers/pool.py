@@ -123,7 +123,7 @@ class Pool:
             return  # it failed while the answer was on its way: only a later answer counts
         agreement = self._agreement
         why_not = None if agreement is None else agreement.why_not_engine(info, node=worker.node.node)
-        self._tell(worker.name, self.workers.answered(worker.name, info.instance, why_not))
+        self._tell(worker.name, self.workers.answered(worker.name, info.instance, why_not, self._clock.now()))
 
     # How nodes are asked ----------------------------------------------------------------------------------------------
 
