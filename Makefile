@@ -44,16 +44,17 @@ install-vllm: $(VLLM_VENV)/.installed ## Installs PDD beside vLLM, its CPU build
 demo: install ## A whole two-cluster PDD on this machine answers a real prompt through a real relay
 	$(BIN)/pdd demo
 
-check: install ## Format, lint, types, import layers, unit and property tests
+check: install ## Format, lint, types, import layers, the house, quick unit and property tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.support.house
-	$(BIN)/pytest tests/unit tests/property tests/test_architecture.py -n 2 -q
+	$(BIN)/pytest tests/unit tests/property tests/test_architecture.py -m "not thorough" -n 2 -q
 
-test: install ## Everything: check, then contract and integration tests
+test: install ## Everything: check, then thorough, contract and integration tests
 	$(MAKE) check
+	$(BIN)/pytest tests/unit tests/property -m thorough -n 2 -q
 	$(BIN)/pytest tests/contract -n 2 -q
 	$(BIN)/pytest tests/integration -q
 

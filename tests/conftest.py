@@ -8,6 +8,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from pdd.cli.deploy.forking import ForkServers
+from tests.support.changes import changed_modules
+from tests.support.mutants import Mutant
 
 # Examples are never timed: these machines are shared. In CI every run tries the same ones, so that red means changed.
 settings.register_profile(
@@ -25,6 +27,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # What tells a command how to draw for whoever watches the tests: they read what it writes.
 for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(name, None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A mutant of a module that did not change is thorough, and so is the test that its killer passes without it."""
+    changed = changed_modules()
+    for item in items:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        mutant = parameters.get("mutant")
+        is_known = isinstance(mutant, Mutant) and changed is not None and mutant.module_name not in changed
+        if is_known or "killer" in parameters:
+            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture(scope="session")

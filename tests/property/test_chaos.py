@@ -15,6 +15,8 @@ from pdd.sim.chaos.play import play_seed
 ROOT = Path(__file__).parents[2]
 WORLDS_PER_BATCH = 20
 BATCHES = 15
+QUICK_BATCHES = 4
+"""So many are played by ``make check``, the rest by ``make test``."""
 BATCHES_WITH_ALL_PHASES = 2
 """So many are looked at together: a single one need not meet every phase."""
 
@@ -32,7 +34,13 @@ def played(first_batch: int, num_batches: int = 1) -> Tally:
     return tally
 
 
-@pytest.mark.parametrize("batch", range(BATCHES_WITH_ALL_PHASES, BATCHES))
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param(batch, marks=[] if batch < QUICK_BATCHES else pytest.mark.thorough)
+        for batch in range(BATCHES_WITH_ALL_PHASES, BATCHES)
+    ],
+)
 def test_whatever_breaks_answers_are_right_and_nothing_is_left_behind(batch: int) -> None:
     assert played(batch).num_faults > 0
 

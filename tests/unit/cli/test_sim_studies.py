@@ -79,6 +79,7 @@ def test_what_is_doubtful_in_a_trace_is_told_before_it_is_played(few, capsys):
     assert json.loads(out)["traces"][0]["looks_like"] == "seconds"
 
 
+@pytest.mark.thorough
 def test_one_setting_is_compared_alone(capsys):
     flags = ["sim", "compare", "--only", "fast", "--seeds", "2", "--requests", "12", "--jobs", "1"]
     assert run_program(flags) == 0

@@ -20,6 +20,7 @@ def figures(part: object) -> list[Figure]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_a_small_study_has_every_figure_and_repeats_to_the_byte_on_two_processes():
     reports = [
         study_paper(
