@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import process_time
+from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
@@ -33,13 +34,15 @@ from pdd.core.units import BitsPerSecond, Bytes, Seconds
 from pdd.engine.catalog import model_of
 from pdd.engine.http.sse import DONE, EventReader
 from pdd.engine.scripted.engine import Script, ScriptedEngine
-from pdd.kvnode.memory import MemoryNode
 from pdd.router.base import RequestReport, TokenRequest
 from pdd.sim.loop import run as run_on_virtual_time
 from pdd.sim.run import simulate
 from pdd.sim.workload.load import Changes, load_workload
 from pdd.sim.workload.traces import fitting
 from pdd.sim.world import World, build_world, running
+
+if TYPE_CHECKING:  # older trees have it elsewhere
+    from pdd.sim.memory.node import MemoryNode
 
 _TOKEN_INTERVAL = Seconds(0.001)
 _STREAM_PROMPT_TOKENS, _WAITING_PROMPT_TOKENS = 32, 512

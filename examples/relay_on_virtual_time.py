@@ -12,13 +12,13 @@ from pdd.core.kv_format import DType, KvFormat, uniform_attention_format
 from pdd.core.request import GREEDY, Role
 from pdd.core.units import BitsPerSecond, BytesPerSecond, Seconds, bytes_per_second
 from pdd.engine.scripted.engine import Script, ScriptedEngine, scripted_answer
-from pdd.kvnode.memory_line import MemoryLine
-from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.router.base import RequestReport, TokenRequest
 from pdd.router.clock import LoopClock
 from pdd.router.driver.service import Driver
 from pdd.router.driver.workers.worker import Worker
 from pdd.sim.loop import run
+from pdd.sim.memory.line import MemoryLine
+from pdd.sim.memory.network import MemoryNetwork
 
 CLUSTERS = {Role.PREFILL: "A", Role.RELAY_DECODE: "A", Role.MAIN_DECODE: "B"}
 SCRIPT = Script(prefill_tokens_per_s=2000.0, token_interval=Seconds(0.02))

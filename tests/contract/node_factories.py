@@ -12,10 +12,10 @@ from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId, WorkerId
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
 from pdd.kvnode.base import NodeClient
-from pdd.kvnode.memory import MemoryNode
-from pdd.kvnode.memory_lane import LanePatience
-from pdd.kvnode.memory_line import MemoryLine
-from pdd.kvnode.memory_network import MemoryNetwork
+from pdd.sim.memory.lane import LanePatience
+from pdd.sim.memory.line import MemoryLine
+from pdd.sim.memory.network import MemoryNetwork
+from pdd.sim.memory.node import MemoryNode
 from tests.support.bad_line import BadLine, bad_line
 from tests.support.kv_nodes import FAST_LINE, Cluster, kv_format, payload_of, running_cluster
 

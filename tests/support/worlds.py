@@ -17,15 +17,15 @@ from pdd.core.request import GREEDY, Role, Sampling, Steering
 from pdd.core.topology import PolicyTable
 from pdd.core.units import BytesPerSecond, Seconds
 from pdd.engine.scripted.engine import Script, ScriptedEngine, scripted_answer
-from pdd.kvnode.memory import MemoryNode
-from pdd.kvnode.memory_line import MemoryLine
-from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.protocol.relay import Command
 from pdd.router.base import EmittedSpan, RequestReport, TokenRequest
 from pdd.router.clock import LoopClock
 from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.router.driver.service import Driver
 from pdd.router.driver.workers.worker import Worker
+from pdd.sim.memory.line import MemoryLine
+from pdd.sim.memory.network import MemoryNetwork
+from pdd.sim.memory.node import MemoryNode
 from pdd.telemetry.events import EventSink
 
 VOCAB_SIZE = 1000

@@ -16,7 +16,7 @@ from pdd.core.request import SendClass
 class NodeClient(Protocol):
     """One KV node, as seen by the router.
 
-    Implementations: ``kvnode.client`` (TCP), ``kvnode.memory`` (tests, simulator).
+    Implementations: ``kvnode.client`` (TCP), ``sim.memory.node`` (tests, simulator).
     """
 
     @property

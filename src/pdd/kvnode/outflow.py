@@ -1,6 +1,6 @@
 """All orders of one node to one target, and what the local index has to do with them; whatever carries the blocks.
 
-What carries them (``kvnode.sender`` over TCP, ``kvnode.memory_lane`` in simulated worlds) says when a connection opens
+What carries them (``kvnode.sender`` over TCP, ``sim.memory.lane`` in simulated worlds) says when a connection opens
 and closes and what the target says, sends what it is given as ``send``, and fetches block after block while the line
 takes more.
 """

@@ -136,7 +136,7 @@ _Call = Callable[[], None]
 
 
 class FluidLine:
-    """One direction of a line between in-memory nodes: ``kvnode.memory_line.Line``, shared evenly by those who send.
+    """One direction of a line between in-memory nodes: ``sim.memory.line.Line``, shared evenly by those who send.
 
     ``rate`` may be changed at any time; it takes effect with the next block that comes or is through. At most
     ``connections`` blocks are on their way at once; more wait in order. Stalled, it takes what is sent and lets nothing
@@ -167,7 +167,7 @@ class FluidLine:
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self, num_bytes: Bytes, sent: _Call, arrived: _Call) -> None:
-        """See ``kvnode.memory_line.Line``."""
+        """See ``sim.memory.line.Line``."""
         if self.is_cut:
             return
         self._waiting.append((num_bytes, sent, arrived))
@@ -175,7 +175,7 @@ class FluidLine:
         self._set_timer()
 
     def after_delay(self, call: _Call) -> None:
-        """See ``kvnode.memory_line.Line``."""
+        """See ``sim.memory.line.Line``."""
         asyncio.get_running_loop().call_later(self.delay, self._unless_stalled, call)
 
     def cut(self) -> None:
@@ -188,7 +188,7 @@ class FluidLine:
         self._set_timer()
 
     def restore(self) -> None:
-        """See ``kvnode.memory_line.Line``."""
+        """See ``sim.memory.line.Line``."""
         self.is_cut = False
 
     def stall(self) -> None:

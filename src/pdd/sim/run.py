@@ -16,7 +16,6 @@ from pdd.core.ids import WorkerId
 from pdd.core.kv_format import KvFormat
 from pdd.core.topology import EngineKind, EngineTable, LinkTable, NodeTable, Topology
 from pdd.core.units import Bytes, BytesPerSecond, Seconds, bytes_per_second
-from pdd.kvnode.memory import MemoryNode
 from pdd.router.clock import LoopClock
 from pdd.router.driver.bounds.settings import driver_settings
 from pdd.sim.client import Clients
@@ -24,6 +23,7 @@ from pdd.sim.engine import MAX_SPAN, EngineLimits, ModelledEngine, Prefilled
 from pdd.sim.engine_time import StepTimes
 from pdd.sim.line import FluidLine
 from pdd.sim.loop import run as run_on_virtual_time
+from pdd.sim.memory.node import MemoryNode
 from pdd.sim.profile import HardwareProfile, ModelProfile, load_hardware, load_model
 from pdd.sim.result import Reading, RunResult
 from pdd.sim.script import Scripts

@@ -20,13 +20,13 @@ from pdd.core.topology import EngineTable, LinkTable, NodeTable, Topology
 from pdd.core.units import Seconds, bytes_per_second
 from pdd.engine.base import EngineClient
 from pdd.kvnode.base import NodeClient
-from pdd.kvnode.memory import MemoryNode
-from pdd.kvnode.memory_line import Line, MemoryLine
-from pdd.kvnode.memory_network import LOCAL_DELAY, MemoryNetwork
 from pdd.router.clock import LoopClock
 from pdd.router.driver.bounds.settings import DriverSettings, declared_rates, driver_settings
 from pdd.router.driver.service import CommandHook, Driver
 from pdd.router.driver.workers.worker import Worker
+from pdd.sim.memory.line import Line, MemoryLine
+from pdd.sim.memory.network import LOCAL_DELAY, MemoryNetwork
+from pdd.sim.memory.node import MemoryNode
 from pdd.telemetry.events import EventSink
 
 MakeEngine = Callable[[EngineTable, MemoryNode], EngineClient]

@@ -15,7 +15,6 @@ from pdd.core.ids import NodeId, RequestId, Salt, WorkerId
 from pdd.core.request import GREEDY, FinishReason, Generation, Role, TokenSpan
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
-from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.protocol import relay
 from pdd.router.clock import LoopClock
 from pdd.router.driver.bounds.settings import DriverSettings
@@ -25,6 +24,7 @@ from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.prefill_turns import PrefillTurns
 from pdd.router.driver.workers.worker import Worker
 from pdd.sim.loop import VirtualTimeLoop, run
+from pdd.sim.memory.network import MemoryNetwork
 from tests.support.worlds import KV_FORMAT
 
 SETTINGS = DriverSettings()

@@ -18,14 +18,14 @@ from pdd.core.replication import ReplicationProgress, Watch
 from pdd.core.request import Role
 from pdd.core.topology import PlacementRule, PolicyTable
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
-from pdd.kvnode.memory import MemoryNode
-from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.router.clock import LoopClock
 from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.router.driver.request.seats import RequestSeats, take_best
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.worker import Worker
 from pdd.sim.loop import run
+from pdd.sim.memory.network import MemoryNetwork
+from pdd.sim.memory.node import MemoryNode
 from tests.support.beliefs import beliefs_around
 from tests.support.worlds import KV_FORMAT
 from tests.unit.router.test_pool import SwitchedEngine

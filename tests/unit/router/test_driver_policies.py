@@ -13,9 +13,9 @@ from pdd.core.replication import ReplicationOrder, ReplicationProgress
 from pdd.core.request import HandoffMode, Role, Route, Steering
 from pdd.core.topology import FilterRule, PolicyTable, RouteRule
 from pdd.core.units import Seconds
-from pdd.kvnode.memory import MemoryNode
 from pdd.protocol import relay
 from pdd.sim.loop import run
+from pdd.sim.memory.node import MemoryNode
 from tests.support.worlds import (
     BLOCK_BYTES,
     Outcome,

@@ -10,8 +10,8 @@ from pdd.core.request import Role, Route, Steering
 from pdd.core.topology import EngineKind, EngineTable, LinkTable, NodeTable, RouterTable, Topology
 from pdd.core.units import BitsPerSecond, Bytes
 from pdd.engine.scripted.engine import Script, ScriptedEngine
-from pdd.kvnode.memory import MemoryNode
 from pdd.sim.loop import run
+from pdd.sim.memory.node import MemoryNode
 from pdd.sim.world import World, build_world, running
 from tests.support.worlds import BLOCK_BYTES, KV_FORMAT, VOCAB_SIZE, expected_answer, make_request
 

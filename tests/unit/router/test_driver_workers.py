@@ -25,11 +25,11 @@ from pdd.core.topology import (
 )
 from pdd.core.units import BitsPerSecond, Bytes, Seconds
 from pdd.engine.scripted.engine import Faults, Script, ScriptedEngine
-from pdd.kvnode.memory import MemoryNode
 from pdd.router.base import TokenRequest
 from pdd.router.clock import LoopClock
 from pdd.sim.chaos.upstream import FaultyEngine
 from pdd.sim.loop import run
+from pdd.sim.memory.node import MemoryNode
 from pdd.sim.world import World, build_world
 from tests.support.worlds import BLOCK_BYTES, KV_FORMAT, VOCAB_SIZE, Outcome, check_spans, expected_answer, make_request
 

@@ -18,7 +18,6 @@ from pdd.core.topology import HealthTable, PlacementRule, PolicyTable
 from pdd.core.units import Seconds
 from pdd.engine.base import EngineInfo
 from pdd.engine.noise import SAMPLING_VERSION
-from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.router.clock import LoopClock
 from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.router.driver.request.seats import take_best
@@ -26,6 +25,7 @@ from pdd.router.driver.workers.agreement import Agreement
 from pdd.router.driver.workers.pool import Pool
 from pdd.router.driver.workers.worker import Worker
 from pdd.sim.loop import run
+from pdd.sim.memory.network import MemoryNetwork
 from tests.support.beliefs import beliefs_around
 from tests.support.worlds import KV_FORMAT
 

@@ -16,12 +16,12 @@ from pdd.core.replication import Readiness, Watch
 from pdd.core.request import Role
 from pdd.core.topology import AdmissionTable
 from pdd.core.units import Seconds
-from pdd.kvnode.memory import MemoryNode
 from pdd.policy.admission import ShedReason
 from pdd.router.base import TokenRequest
 from pdd.router.driver.bounds.settings import DriverSettings
 from pdd.router.driver.bounds.waiting_room import Place, WaitingRoom
 from pdd.sim.loop import run
+from pdd.sim.memory.node import MemoryNode
 from tests.support.worlds import SETTINGS, Outcome, World, WorldSpec, ask, check_spans, make_request, running_world
 
 BIG, SMALL = TenantId("big"), TenantId("small")

@@ -22,10 +22,10 @@ from pdd.core.errors import (
 from pdd.core.ids import NodeId, RequestId, Salt, WorkerId
 from pdd.core.request import GREEDY, FinishReason, Generation
 from pdd.core.units import Seconds
-from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.sim.engine import EngineLimits, ModelledEngine
 from pdd.sim.engine_time import Chunk, StepTimes
 from pdd.sim.loop import run
+from pdd.sim.memory.network import MemoryNetwork
 from pdd.sim.profile import load_hardware, load_model
 from pdd.sim.script import Scripts
 from pdd.sim.workload.base import SimRequest, expand

@@ -13,12 +13,12 @@ from pdd.core.ids import NodeId, WorkerId
 from pdd.core.request import Role
 from pdd.core.units import BytesPerSecond, Seconds
 from pdd.engine.scripted.engine import Faults
-from pdd.kvnode.memory_line import Line
 from pdd.protocol.relay import Command
 from pdd.sim.chaos.compose import HOME
 from pdd.sim.chaos.scene import AtCommand, AtTime, Fault, FaultKind, Scene
 from pdd.sim.chaos.upstream import FaultyEngine, FaultyNode, Upstream
 from pdd.sim.loop import VirtualTimeLoop
+from pdd.sim.memory.line import Line
 from pdd.sim.world import World
 
 Note = Callable[[str], None]

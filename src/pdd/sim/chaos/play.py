@@ -15,7 +15,6 @@ from pdd.core.topology import EngineTable
 from pdd.core.units import Seconds
 from pdd.engine.scripted.engine import ScriptedEngine, scripted_answer
 from pdd.kvnode.base import NodeClient
-from pdd.kvnode.memory import MemoryNode
 from pdd.protocol.relay import Command
 from pdd.router.base import TokenRequest
 from pdd.router.driver.bounds.settings import driver_settings
@@ -25,6 +24,7 @@ from pdd.sim.chaos.scene import Scene, Talk, Turn
 from pdd.sim.chaos.upstream import FaultyEngine, FaultyNode
 from pdd.sim.chaos.verdict import Attempt, Finding, Wrong, judge
 from pdd.sim.loop import Deadlock, run
+from pdd.sim.memory.node import MemoryNode
 from pdd.sim.world import World, build_world, running
 
 BOUND_S = 1200.0

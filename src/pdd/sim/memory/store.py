@@ -10,8 +10,8 @@ from pdd.core.blocks import BlockHash
 from pdd.core.errors import NodeFailed
 from pdd.core.ids import NodeId
 from pdd.index.blocks import Owner, WriteSlot
-from pdd.kvnode.memory_life import NodeLife
 from pdd.kvnode.store import NodeStore
+from pdd.sim.memory.life import NodeLife
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from pdd.core.errors import CapacityExhausted, ContextTooLong, NodeFailed
 from pdd.core.ids import NodeId, OrderId, Salt, WatchId, WorkerId
 from pdd.core.replication import Readiness, ReplicationOrder, ReplicationProgress, Watch
 from pdd.core.units import BytesPerSecond, Seconds
-from pdd.kvnode.memory import MemoryNode
-from pdd.kvnode.memory_line import MemoryLine
-from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.sim.loop import run
+from pdd.sim.memory.line import MemoryLine
+from pdd.sim.memory.network import MemoryNetwork
+from pdd.sim.memory.node import MemoryNode
 from tests.support.worlds import BLOCK_BYTES, KV_FORMAT
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

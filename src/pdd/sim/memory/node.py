@@ -19,19 +19,19 @@ from pdd.core.request import SendClass
 from pdd.core.units import Seconds
 from pdd.index.blocks import Owner
 from pdd.kvnode.failures import error_of
-from pdd.kvnode.memory_calls import OpenOrder, OpenWatch
-from pdd.kvnode.memory_lane import MemoryLane
-from pdd.kvnode.memory_life import NodeLife
-from pdd.kvnode.memory_store import MemoryStore
 from pdd.kvnode.patience import ROUTER_PATIENCE
 from pdd.protocol.orders import OrderKey
 from pdd.protocol.peer import ErrorKind
+from pdd.sim.memory.calls import OpenOrder, OpenWatch
+from pdd.sim.memory.lane import MemoryLane
+from pdd.sim.memory.life import NodeLife
+from pdd.sim.memory.store import MemoryStore
 
 _Answer = TypeVar("_Answer")
 
 
 class Network(Protocol):
-    """What a node tells the world around it; ``kvnode.memory_network``."""
+    """What a node tells the world around it; ``sim.memory.network``."""
 
     def lane(self, source: MemoryNode, target: NodeId) -> MemoryLane:
         """Raises NodeFailed: there is no such node."""

@@ -18,12 +18,12 @@ from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId
 from pdd.core.units import Bytes, Seconds
 from pdd.index.blocks import Owner
-from pdd.kvnode.memory_life import NodeLife
-from pdd.kvnode.memory_line import Line
 from pdd.kvnode.outflow import Outflow
 from pdd.kvnode.patience import CHECK_INTERVAL, EVICTION_GRACE, PEER_PATIENCE, SILENCE_LIMIT, STALL_TIMEOUT
 from pdd.protocol.arrivals import SourceKey
 from pdd.protocol.peer import ErrorKind, FromSource, FromTarget, Offer, Ping, Withdraw
+from pdd.sim.memory.life import NodeLife
+from pdd.sim.memory.line import Line
 
 _BURST = Seconds(0.002)
 _MAX_BURST_BLOCKS = 64

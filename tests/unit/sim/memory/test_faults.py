@@ -15,12 +15,12 @@ from pdd.core.ids import OrderId, PinId, WorkerId
 from pdd.core.replication import Pin, Readiness, ReplicationOrder
 from pdd.core.request import SendClass
 from pdd.core.units import BytesPerSecond, Seconds
-from pdd.kvnode.memory_line import MemoryLine
-from pdd.kvnode.memory_network import MemoryNetwork
 from pdd.kvnode.patience import ROUTER_PATIENCE
 from pdd.sim.loop import run
+from pdd.sim.memory.line import MemoryLine
+from pdd.sim.memory.network import MemoryNetwork
 from tests.support.worlds import BLOCK_BYTES, KV_FORMAT
-from tests.unit.kvnode.test_memory import (
+from tests.unit.sim.memory.test_node import (
     A,
     B,
     Pair,

@@ -11,10 +11,10 @@ from pdd.core.ids import NodeId
 from pdd.core.kv_format import KvFormat
 from pdd.core.topology import LOCAL_RATE
 from pdd.core.units import Bytes, BytesPerSecond, Seconds
-from pdd.kvnode.memory import MemoryNode
-from pdd.kvnode.memory_lane import LanePatience, MemoryLane
-from pdd.kvnode.memory_life import NodeLife
-from pdd.kvnode.memory_line import Line, MemoryLine
+from pdd.sim.memory.lane import LanePatience, MemoryLane
+from pdd.sim.memory.life import NodeLife
+from pdd.sim.memory.line import Line, MemoryLine
+from pdd.sim.memory.node import MemoryNode
 
 LOCAL_DELAY = Seconds(0.0001)
 _WINDOW_BLOCKS = 4096
