@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from pdd.belief.conversations import Conversation, Conversations
+from pdd.belief.conversations import Conversation, Conversations, Pins
 from pdd.belief.links import Links
 from pdd.belief.prefixes import Prefixes
 from pdd.belief.traffic import FilterShare, OutputLengths
@@ -47,6 +47,21 @@ class Beliefs(Generic[WorkerT]):
     lengths: OutputLengths
     filter_share: FilterShare
     block_bytes: Bytes
+
+    @classmethod
+    def begin(
+        cls, workers: Workers[WorkerT], pins: Pins, links: Links, *, block_bytes: Bytes, settings: PolicyTable
+    ) -> Beliefs[WorkerT]:
+        """Of a router that has seen nothing yet."""
+        return cls(
+            workers=workers,
+            links=links,
+            prefixes=Prefixes(workers.books),
+            conversations=Conversations(pins, ttl=settings.conversation_ttl_s),
+            lengths=OutputLengths(),
+            filter_share=FilterShare(settings.filter_max_share),
+            block_bytes=block_bytes,
+        )
 
     def roles(self) -> Mapping[Role, RoleView]:
         """Each role's workers together."""

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from pdd.belief.beliefs import Beliefs, PlacementQuestion
-from pdd.belief.conversations import Conversation, Conversations
+from pdd.belief.conversations import Conversation
 from pdd.belief.links import Links
-from pdd.belief.prefixes import Prefixes
-from pdd.belief.traffic import FilterShare, OutputLengths
 from pdd.belief.workers import Workers
 from pdd.core.blocks import BlockHash
 from pdd.core.ids import NodeId, PinId, WorkerId
@@ -53,15 +51,8 @@ def beliefs_of(*some: Known) -> Beliefs[Known]:
     for each in some:
         workers.node_answered(books(each.site.node), None)
         workers.answered(each.name, "one", None, NOW)
-    return Beliefs(
-        workers=workers,
-        links=Links({("A", "B"): WAN}, local_rate=LOCAL, block_bytes=Bytes(1)),
-        prefixes=Prefixes(workers.books),
-        conversations=Conversations(NoPins(), ttl=Seconds(600.0)),
-        lengths=OutputLengths(),
-        filter_share=FilterShare(0.0),
-        block_bytes=Bytes(1),
-    )
+    links = Links({("A", "B"): WAN}, local_rate=LOCAL, block_bytes=Bytes(1))
+    return Beliefs[Known].begin(workers, NoPins(), links, block_bytes=Bytes(1), settings=SETTINGS)
 
 
 def placement(beliefs: Beliefs[Known], role: Role = MD, **question: Any) -> PlacementView:

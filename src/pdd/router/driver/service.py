@@ -11,10 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 from pdd.belief.beliefs import Beliefs
-from pdd.belief.conversations import Conversations
 from pdd.belief.links import DeclaredRates, Links
-from pdd.belief.prefixes import Prefixes
-from pdd.belief.traffic import FilterShare, OutputLengths
 from pdd.core.clock import Clock
 from pdd.core.errors import LocalProtocolError, Unavailable
 from pdd.core.kv_format import KvFormat
@@ -56,16 +53,15 @@ class Driver:
         self.pool = Pool(workers, settings, clock, agreement=agreement, sink=sink)
         self.room = WaitingRoom(settings, clock)
         self._pins = PinBoard(self.pool, settings, clock)
-        self.beliefs = _beliefs(self.pool, self._pins, rates or {}, kv_format=kv_format, settings=settings)
+        links = Links(rates or {}, local_rate=settings.local_rate, block_bytes=kv_format.block_bytes)
+        beliefs = self.beliefs = Beliefs[Worker].begin(
+            self.pool.workers, self._pins, links, block_bytes=kv_format.block_bytes, settings=settings.policy
+        )
         self._desk = TransferDesk(
-            workers=self.beliefs.workers,
-            links=self.beliefs.links,
-            prefixes=self.beliefs.prefixes,
-            clock=clock,
-            settings=settings,
+            workers=beliefs.workers, links=links, prefixes=beliefs.prefixes, clock=clock, settings=settings
         )
         self._shared = Surroundings(
-            beliefs=self.beliefs,
+            beliefs=beliefs,
             pool=self.pool,
             desk=self._desk,
             prefill_turns=PrefillTurns(),
@@ -218,22 +214,6 @@ class Driver:
         missing = who_is_missing(self.beliefs.roles())
         if missing is not None:
             raise self.room.nobody_is_up(missing)
-
-
-def _beliefs(
-    pool: Pool, pins: PinBoard, rates: DeclaredRates, *, kv_format: KvFormat, settings: DriverSettings
-) -> Beliefs[Worker]:
-    """Of one that has seen nothing yet."""
-    block_bytes = kv_format.block_bytes
-    return Beliefs(
-        workers=pool.workers,
-        links=Links(rates, local_rate=settings.local_rate, block_bytes=block_bytes),
-        prefixes=Prefixes(pool.workers.books),
-        conversations=Conversations(pins, ttl=settings.policy.conversation_ttl_s),
-        lengths=OutputLengths(),
-        filter_share=FilterShare(settings.policy.filter_max_share),
-        block_bytes=block_bytes,
-    )
 
 
 async def _wait_shielded(task: asyncio.Task[None]) -> None:

@@ -43,9 +43,10 @@ class Pool:
         agreement: Agreement | None = None,
         sink: EventSink | None = None,
     ) -> None:
-        self.workers = Workers(workers, settings.health)
-        self.nodes: Mapping[NodeId, NodeClient] = {worker.node.node: worker.node for worker in _by_name(workers)}
-        self._check_now = {worker.name: asyncio.Event() for worker in _by_name(workers)}
+        ordered = sorted(workers, key=lambda worker: worker.name)
+        self.workers = Workers(ordered, settings.health)
+        self.nodes: Mapping[NodeId, NodeClient] = {worker.node.node: worker.node for worker in ordered}
+        self._check_now = {worker.name: asyncio.Event() for worker in ordered}
         self._health = settings.health
         self._clock = clock
         self._agreement = agreement
@@ -181,7 +182,3 @@ class Pool:
         if self._sink is not None:
             of = {"worker": name, "role": self.workers.worker(name).role}
             self._sink(Event(at=self._clock.now(), name=event, fields={**of, **fields}))
-
-
-def _by_name(workers: Sequence[Worker]) -> list[Worker]:
-    return sorted(workers, key=lambda worker: worker.name)
